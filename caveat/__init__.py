@@ -1,0 +1,61 @@
+"""Caveat gives a PyTorch network a posterior: predictions that say how sure they are."""
+
+from typing import Any
+
+from caveat.engine.run import Info
+from caveat.engine.training import Training
+from caveat.evaluate import evaluate
+from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
+from caveat.methods import Method, discover
+from caveat.network import Network, Params
+from caveat.posterior import Posterior, fit, load
+from caveat.predictive import Predictive
+from caveat.priors import (
+    EmpCovPrior,
+    GaussianMixturePrior,
+    GaussianPrior,
+    LaplacePrior,
+    LogisticPrior,
+    Prior,
+    StudentTPrior,
+)
+from caveat.storage import CorruptFile, State
+from caveat.task import Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "CorruptFile",
+    "EmpCovPrior",
+    "Gaussian",
+    "GaussianMixturePrior",
+    "GaussianPrior",
+    "HeteroscedasticGaussian",
+    "Info",
+    "LaplacePrior",
+    "Likelihood",
+    "LogisticPrior",
+    "Method",
+    "Network",
+    "Params",
+    "Poisson",
+    "Posterior",
+    "Predictive",
+    "Prior",
+    "State",
+    "StudentTPrior",
+    "Task",
+    "Training",
+    "evaluate",
+    "fit",
+    "load",
+    *sorted(method.__name__ for method in discover().values()),
+]
+
+globals().update({method.__name__: method for method in discover().values()})
+
+
+def __getattr__(name: str) -> Any:  # methods are found, not listed, so type checkers need telling that there are more names
+    raise AttributeError(f"module 'caveat' has no attribute {name!r}")

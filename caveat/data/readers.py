@@ -1,0 +1,243 @@
+"""Readers of the file formats data sets come in: idx, CIFAR binary, webp mosaics, mat, npz, csv, folders of images.
+
+Each returns raw arrays, images as bytes [N, C, H, W], and refuses a broken file with one ValueError that names it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import lzma
+import math
+import zipfile
+import zlib
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from caveat.data.dataset import Array, import_extra
+
+IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".pgm", ".ppm"})
+MAX_CLASSES = 20  # a csv target with more distinct values is not read as classes
+CIFAR_SIDE = 32
+
+
+class Pair(NamedTuple):
+    """Inputs and targets of one part of a data set."""
+
+    x: Array
+    y: Array
+
+
+class Labelled(NamedTuple):
+    """Inputs, targets and, where the targets are class indices, the names of the classes."""
+
+    x: Array
+    y: Array
+    class_names: tuple[str, ...]
+
+
+def read_idx(path: Path) -> Array:
+    """An idx file, gzipped or not: two zero bytes, type, rank, big-endian sizes, then the values."""
+    try:
+        with path.open("rb") as file:
+            content = file.read()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file: {error}") from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
+        raise ValueError(f"{path} is not an idx file: it starts with {content[:4].hex(' ') or 'nothing'}")
+    dtype, rank = np.dtype(IDX_TYPES[content[2]]), content[3]
+    start = 4 + 4 * rank
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4")) if len(content) >= start else ()
+    expected = start + math.prod(shape) * dtype.itemsize
+    if len(content) != expected or len(shape) != rank:
+        raise ValueError(f"{path} is cut off or too long: {len(content)} bytes, {expected} expected for shape {shape}")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def read_idx_pair(paths: Sequence[Path]) -> Pair:
+    """Images [N, 1, H, W] and labels [N] from an image file and a label file."""
+    images, labels = (read_idx(path) for path in paths)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ValueError(f"{paths[0]} {images.shape} and {paths[1]} {labels.shape} are not images and their labels")
+    return Pair(images[:, None], labels)
+
+
+def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> Pair:
+    """CIFAR records: `label_bytes` labels (the last one is the finest), then 3 x 32 x 32 pixels, channel first."""
+    record = label_bytes + 3 * CIFAR_SIDE**2
+    parts = []
+    for path in paths:
+        content = np.fromfile(path, dtype=np.uint8)
+        if len(content) == 0 or len(content) % record:
+            raise ValueError(f"{path} is not a whole CIFAR batch: {len(content)} bytes, not a multiple of {record}")
+        parts.append(content.reshape(-1, record))
+    records = np.concatenate(parts)  # [N, record]
+    return Pair(records[:, label_bytes:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE), records[:, label_bytes - 1])
+
+
+def read_webp_mosaics(paths: Sequence[Path]) -> Pair:
+    """32 x 32 RGB images stored as lossless webp mosaics, tiled row by row: npz keys `webp`, `offsets`, `y`."""
+    images, labels = [], []
+    for path in paths:
+        npz = read_npz(path, ("webp", "offsets", "y"))
+        stored, offsets = npz["webp"], npz["offsets"]
+        encoded = [stored[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
+        try:
+            with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter lock
+                tiles = np.concatenate(list(pool.map(_tiles, encoded)))  # [N, 3, 32, 32]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} holds a mosaic that cannot be decoded: {error}") from error
+        if len(tiles) != len(npz["y"]):
+            raise ValueError(f"{path} holds {len(tiles)} images but {len(npz['y'])} labels")
+        images.append(tiles)
+        labels.append(npz["y"])
+    return Pair(np.concatenate(images), np.concatenate(labels))
+
+
+def _tiles(encoded: bytes) -> Array:
+    mosaic = np.asarray(import_extra("PIL.Image").open(io.BytesIO(encoded)).convert("RGB"))
+    rows, columns = mosaic.shape[0] // CIFAR_SIDE, mosaic.shape[1] // CIFAR_SIDE
+    grid = mosaic.reshape(rows, CIFAR_SIDE, columns, CIFAR_SIDE, 3)
+    return grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+
+
+def read_svhn_mat(paths: Sequence[Path]) -> Pair:
+    """SVHN cropped digits: `X` [32, 32, 3, N], `y` [N, 1], where the label 10 means the digit 0."""
+    (path,) = paths
+    matlab = import_extra("scipy.io")
+    try:
+        content = matlab.loadmat(path, variable_names=("X", "y"))
+        images, labels = content["X"], content["y"]
+    except (ValueError, TypeError, KeyError, NotImplementedError, OSError, zlib.error) as error:
+        raise ValueError(f"{path} is not an SVHN file with X and y: {error!r}") from error
+    return Pair(images.transpose(3, 2, 0, 1), labels.ravel() % 10)
+
+
+def read_npz(path: Path, keys: Collection[str]) -> dict[str, Array]:
+    """The arrays `keys` of an npz file, without unpickling anything."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as npz:
+            missing = [key for key in keys if key not in npz]
+            held = ", ".join(npz)
+            content = {} if missing else {key: npz[key] for key in keys}
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{path} cannot be read as an npz file without pickled objects: {error}") from error
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; it holds {held or 'nothing'}")
+    return content
+
+
+def read_npz_pair(paths: Sequence[Path], part: str) -> Pair:
+    """`x_PART` and `y_PART` of an npz file; inputs as columns [N, D] or images [N, C, H, W].
+
+    Rank 3 is one-channel images; rank 4 is channel first, unless only the last axis can be channels (1 or 3 of them).
+    """
+    (path,) = paths
+    npz = read_npz(path, (f"x_{part}", f"y_{part}"))
+    x, y = npz[f"x_{part}"], npz[f"y_{part}"]
+    if x.ndim in (1, 3):
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.ndim not in (2, 4):
+        raise ValueError(f"{path}: x_{part} has shape {x.shape}; tables [N, D] or images [N, C, H, W] can be read")
+    return Pair(x, y)
+
+
+def read_csv(path: Path) -> Labelled:
+    """A table with a header: numeric columns, the last one the target.
+
+    The target is read as classes where it has at most 20 distinct values, all of them text or all of them whole
+    numbers written without a decimal point; any other numeric target is regression.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is not a text file of comma-separated values: {error}") from error
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise ValueError(f"{path} needs a header, at least one row, and at least one column before the target")
+    header, body = rows[0], rows[1:]
+    if all(_is_number(cell) for cell in header):
+        raise ValueError(f"{path} has no header: its first line is all numbers")
+    for index, row in enumerate(body, start=1):
+        if len(row) != len(header):
+            raise ValueError(f"{path}, row {index}: {len(row)} cells, but the header has {len(header)}")
+    columns = [_numbers(path, name, [row[i] for row in body]) for i, name in enumerate(header[:-1])]
+    y, class_names = _csv_target(path, header[-1], [row[-1].strip() for row in body])
+    return Labelled(np.stack(columns, axis=1), y, class_names)
+
+
+def _csv_target(path: Path, name: str, cells: list[str]) -> tuple[Array, tuple[str, ...]]:
+    distinct = set(cells)
+    whole = all(cell.lstrip("+-").isdecimal() for cell in distinct)
+    text = not any(_is_number(cell) for cell in distinct) and "" not in distinct
+    if len(distinct) <= MAX_CLASSES and (whole or text):
+        class_names = tuple(sorted(distinct, key=int) if whole else sorted(distinct))
+        return np.array([class_names.index(cell) for cell in cells]), class_names
+    if text:
+        raise ValueError(
+            f"{path}, target column {name!r}: text with {len(distinct)} distinct values. Text targets are classes, "
+            f"at most {MAX_CLASSES} of them; regression needs numbers"
+        )
+    return _numbers(path, name, cells), ()
+
+
+def _numbers(path: Path, name: str, cells: list[str]) -> Array:
+    for index, cell in enumerate(cells, start=1):
+        if not _is_number(cell):
+            raise ValueError(f"{path}, row {index}, column {name!r}: {cell!r} is not a number")
+    return np.array([float(cell) for cell in cells])
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def read_image_folder(folder: Path) -> Labelled:
+    """Images of one size from one folder a class; the classes are the folder names in alphabetical order.
+
+    Grey images give one channel; if any image has colour, all become RGB.
+    """
+    class_names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
+    files = []  # (path, class index)
+    for label, name in enumerate(class_names):
+        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+        if not found:
+            raise ValueError(f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        files += [(path, label) for path in found]
+    if not files:
+        raise ValueError(f"{folder} is empty: it needs one folder of images for each class")
+    images = [_image(path) for path, _ in files]  # [H, W] or [H, W, 3]
+    if len({image.ndim for image in images}) > 1:
+        images = [image if image.ndim == 3 else np.stack([image] * 3, axis=-1) for image in images]
+    for (path, _), image in zip(files, images, strict=True):
+        if image.shape != images[0].shape:
+            sizes = f"{image.shape[1]}x{image.shape[0]} pixels, {files[0][0]} has {images[0].shape[1]}x"
+            raise ValueError(f"images of unequal size: {path} has {sizes}{images[0].shape[0]}; resize them first")
+    stacked = np.stack(images)
+    x = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
+    return Labelled(x, np.array([label for _, label in files]), class_names)
+
+
+def _image(path: Path) -> Array:
+    try:
+        with import_extra("PIL.Image").open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"pixels of mode {image.mode} are not 8 bit")
+            return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error

@@ -1,0 +1,38 @@
+"""Shifts of the inputs: the same images, turned.
+
+An output pixel at q (pixel coordinates about the centre, y downwards) takes the value at R q of the input, where R is
+the rotation by the given angle; values between pixels are bilinear, those outside the image are `fill`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+def rotate(images: Tensor, degrees: float, fill: float | Sequence[float] = 0.0) -> Tensor:
+    """Turn images [N, C, H, W] counter-clockwise about their centre; the shape stays.
+
+    Multiples of 90 degrees are exact wherever they fit the shape. `fill` is the value of what comes into view, one
+    for all channels or one a channel: for the images of a `DataSet`, its `preprocessing["black"]`.
+    """
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(f"rotate takes floating-point images [N, C, H, W], not {images.dtype} {tuple(images.shape)}")
+    if not math.isfinite(degrees):
+        raise ValueError(f"degrees={degrees} is not an angle")
+    height, width = images.shape[-2:]
+    turns = degrees / 90
+    if turns == round(turns) and (turns % 2 == 0 or height == width):
+        return torch.rot90(images, int(turns % 4), (-2, -1))
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    # affine_grid's coordinates run from -1 to 1 along both axes, whatever their lengths
+    rotation = [[cosine, -sine * height / width, 0.0], [sine * width / height, cosine, 0.0]]
+    theta = torch.tensor([rotation], dtype=images.dtype, device=images.device).expand(len(images), 2, 3)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)  # [N, H, W, 2]
+    background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(1, -1, 1, 1)
+    turned = F.grid_sample(images - background, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return turned + background

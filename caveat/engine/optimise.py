@@ -1,0 +1,283 @@
+"""The one training loop: mini-batch descent on -log p(D, theta) / N, shared by every method that trains.
+
+`optimise` moves tensors given a loss; what the tensors mean is the method's affair (weights, or means and scales of weights).
+The prior is in the loss, so the optimum is the MAP; only "adamw" takes a Gaussian prior as decoupled decay, which is not the
+MAP, and says so. An epoch's order, masks and augmentation depend on one number drawn from the run's generator, so a run
+resumed at an epoch's start goes on exactly as it would have.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, first_not_finite, map_tensors
+from caveat.engine.run import Run
+from caveat.engine.training import Training
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.priors import GaussianPrior
+from caveat.storage import State
+from caveat.task import Batch, Task
+
+__all__ = ["BatchPart", "Loss", "Variables", "optimise"]
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Which rows of a step's batch a rank holds, and how much of the prior, so that the ranks' losses sum to the batch's."""
+
+    start: int
+    batch_rows: int
+    prior_share: float
+
+
+class Loss(Protocol):
+    """The loss of a rank's part of a batch, and the outputs: the ranks' losses sum to -log p(D, theta) / N."""
+
+    def __call__(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Loss and outputs of these rows; `rng` is the same on all ranks."""
+
+
+@dataclass
+class Variables:
+    """The tensors that training moves, in place."""
+
+    weights: Params  # under the prior
+    hyper: Hyper = field(default_factory=dict)  # learned beside them (log noise), or constant when it has no gradient
+    buffers: Params = field(default_factory=dict)  # written by the forward pass (BatchNorm)
+    extra: Params = field(default_factory=dict)  # kept by the method after each epoch (running moments)
+
+    def groups(self) -> State:
+        """All tensors, by group."""
+        return {"weights": self.weights, "hyper": self.hyper, "buffers": self.buffers, "extra": self.extra}
+
+    def trained(self) -> list[Tensor]:
+        """What the optimiser moves."""
+        return [t for t in (*self.weights.values(), *self.hyper.values()) if t.requires_grad]
+
+
+def optimise(
+    task: Task,
+    network: Network,
+    variables: Variables,
+    loss: Loss,
+    training: Training,
+    run: Run,
+    *,
+    validate: Callable[[], float] | None = None,
+    after_epoch: Callable[[int], None] | None = None,
+) -> list[dict[str, float]]:
+    """Train in place; returns the history, one record an epoch.
+
+    With `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end.
+    """
+    if training.patience and validate is None:
+        raise ValueError(f"Training(patience={training.patience}) stops on validation data: give the task validation=0.1, or a loader")
+    loop = _Loop(task, network, variables, loss, training, run)
+    loop.restore()
+    with run.bar(training.epochs * loop.steps, "batch") as bar:
+        bar.update(loop.epoch * loop.steps)
+        while loop.epoch < training.epochs and not loop.stale():
+            loop.run_epoch(bar)
+            loop.record(None if validate is None else validate())
+            if after_epoch is not None:
+                after_epoch(loop.epoch)
+            if run.checkpoint_due():
+                loop.keep()
+    if training.patience and loop.best:
+        _copy(loop.best, variables.groups())
+    return loop.history
+
+
+class _Loop:
+    """Where training is: the epoch, the optimiser, the best values so far."""
+
+    def __init__(self, task: Task, network: Network, variables: Variables, loss: Loss, training: Training, run: Run) -> None:
+        self.task, self.network, self.variables, self.loss, self.training, self.run = task, network, variables, loss, training, run
+        self.steps = math.ceil(task.n / (training.batch_size or task.train.batch_size))
+        self.rows = task.train.on(run.device)
+        if training.channels_last:
+            for tensor in variables.weights.values():
+                tensor.data = _channels_last(tensor.data)
+        self.optimizer = _optimizer(task, network, variables, training, run)
+        self.epoch = 0
+        self.history: list[dict[str, float]] = []
+        self.best: State = {}
+        self.shown = self.looked = 0.0  # when the progress was last shown, and the loss last looked at
+        self.flops_per_row: float | None = None
+
+    def run_epoch(self, bar: Any) -> None:
+        """One pass over the training rows."""
+        run, started = self.run, time.monotonic()
+        seed = int(torch.randint(2**62, (), generator=run.rng))
+        # Near equal batches: no leftover of one row, which BatchNorm could not take.
+        order = torch.randperm(self.task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(self.steps)
+        shares = [positions.tensor_split(run.ranks.size) for positions in order]
+        batches = self.rows.batches([part for s in shares if len(part := s[run.ranks.rank])], run.device)
+        total = torch.zeros((), dtype=torch.float64, device=run.device)
+        with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+            torch.manual_seed(seed + run.ranks.rank)  # for randomness inside the module, such as dropout
+            shared = torch.Generator(run.device).manual_seed(seed)
+            for step, parts in enumerate(shares):
+                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+                self.optimizer.zero_grad(set_to_none=True)
+                if len(parts[run.ranks.rank]):
+                    total += self._backward(next(batches), parts, shared, bar)
+                self._move()
+                bar.update()
+        run.ranks.add([total])
+        self.epoch += 1
+        run.gradient_evaluations += 1
+        run.flops += 3 * self.task.n * (self.flops_per_row or 0.0)
+        self._check_finite(float(total), None)
+        rate = self.optimizer.param_groups[0]["lr"]
+        seconds = time.monotonic() - started
+        self.history.append({"epoch": self.epoch, "loss": float(total) / self.steps, "rate": rate, "seconds": seconds})
+
+    def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
+        """Add the gradients of this rank's part of a batch; returns its loss."""
+        x, y = batch
+        if self.task.augment is not None:
+            x = self.task.augment(x, rng)
+        if self.training.channels_last:
+            x = map_tensors(_channels_last, x)
+        rank = self.run.ranks.rank
+        occupied = sum(len(part) > 0 for part in parts)
+        prior_share = 0.0 if self.training.optimizer == "adamw" else 1 / occupied
+        part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), prior_share)
+        if self.flops_per_row is None:
+            self.flops_per_row = _forward_flops(self.network, self.variables, x) / len(y)
+        bfloat16 = self.training.precision == "bfloat16"
+        with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
+            value, outputs = self.loss(x, y, part, rng)
+        value.backward()
+        now = time.monotonic()
+        if self.run.device.type == "cpu" or now - self.looked > 1:  # reading a number waits for the device
+            self.looked = now
+            self._check_finite(float(value.detach()), x)
+        if not bar.disable and now - self.shown > 0.5:
+            self.shown = now
+            bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False)
+        return value.detach().double()
+
+    def _move(self) -> None:
+        trained = self.variables.trained()
+        if self.run.ranks.size > 1:
+            for tensor in trained:
+                tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            self.run.ranks.add([t.grad for t in trained if t.grad is not None])
+        if self.training.clip:
+            torch.nn.utils.clip_grad_norm_(trained, self.training.clip)
+        self.optimizer.step()
+
+    def _set_rate(self, progress: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["highest"] * self.training.rate(progress)
+
+    def _check_finite(self, loss: float, x: Inputs) -> None:
+        if math.isfinite(loss):
+            return
+        row = None if x is None else first_not_finite(x)
+        cause = (
+            f"the inputs of row {row} of the batch are not finite: clean them or look at augment="
+            if row is not None
+            else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen warmup (now {self.training.warmup:g})"
+        )
+        raise FloatingPointError(f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}")
+
+    def record(self, validation: float | None) -> None:
+        """Note the validation loss of the epoch, and keep the values when it is the best so far."""
+        if validation is None:
+            return
+        best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
+        self.history[-1]["validation"] = validation
+        if validation < best and self.training.patience:
+            self.best = {g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()}
+
+    def stale(self) -> bool:
+        """Whether the validation loss has not improved for `patience` epochs."""
+        if not self.training.patience or not self.history:
+            return False
+        losses = [record["validation"] for record in self.history]
+        return len(losses) - 1 - losses.index(min(losses)) >= self.training.patience
+
+    def keep(self) -> None:
+        """Checkpoint: everything the next epoch depends on."""
+        carry = {f"now.{name}": group for name, group in self.variables.groups().items()}
+        carry |= {f"best.{name}": group for name, group in self.best.items()}
+        moments = self.optimizer.state_dict()["state"]
+        carry["optimizer"] = {f"{i}.{name}": torch.as_tensor(v) for i, values in moments.items() for name, v in values.items() if v is not None}
+        carry["rng"] = {"state": self.run.rng.get_state()}
+        self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint, where there is one."""
+        resumed = self.run.resume()
+        if resumed is None:
+            return
+        carry, note = resumed
+        self.epoch, self.history = note["epoch"], note["history"]
+        _copy({g.removeprefix("now."): t for g, t in carry.items() if g.startswith("now.")}, self.variables.groups())
+        self.best = {g.removeprefix("best."): dict(t) for g, t in carry.items() if g.startswith("best.")}
+        content = self.optimizer.state_dict()
+        for key, value in carry["optimizer"].items():
+            index, name = key.split(".", 1)
+            content["state"].setdefault(int(index), {})[name] = value.clone()
+        self.optimizer.load_state_dict(content)
+        self.run.rng.set_state(carry["rng"]["state"])
+
+
+def _copy(source: State, target: State) -> None:
+    with torch.no_grad():
+        for group, tensors in source.items():
+            for name, value in tensors.items():
+                target[group][name].copy_(value)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def _optimizer(task: Task, network: Network, variables: Variables, training: Training, run: Run) -> torch.optim.Optimizer:
+    rate, prior = training.learning_rate, network.prior
+    weights = [t for t in variables.weights.values() if t.requires_grad]
+    hyper = [t for t in variables.hyper.values() if t.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": weights, "highest": rate}]
+    if hyper:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
+        groups.append({"params": hyper, "highest": max(rate, 1e-2), "weight_decay": 0.0})
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=training.momentum > 0)
+    if training.optimizer == "adam":
+        return torch.optim.Adam(groups, rate)
+    if not isinstance(prior, GaussianPrior) or not isinstance(prior.precision, int | float):
+        raise ValueError(f"optimizer='adamw' decays all weights alike, which {prior!r} does not describe: use 'adam' or 'sgd'")
+    run.warnings.append("adamw: the prior acts as decoupled weight decay, so the result is not the MAP")
+    return torch.optim.AdamW(groups, rate, weight_decay=prior.precision / task.n)
+
+
+def _forward_flops(network: Network, variables: Variables, x: Inputs) -> float:
+    """Floating-point operations of one forward pass over these inputs, counted by torch."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    known = {name: t.detach() for name, t in variables.weights.items() if name in set(network.names)}
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(known, x)
+    return float(counter.get_total_flops())
+
+
+def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:
+    """How good the last batch's predictions are, for the progress bar."""
+    hyper = {name: t.detach() for name, t in loop.variables.hyper.items()}
+    prediction = loop.network.likelihood.predictive(outputs.detach().unsqueeze(0), hyper)
+    loss = -float(prediction.log_prob(y).mean())
+    if prediction.kind == "classification":
+        table = prediction.columns(y)
+        return f"loss {loss:.3f}, accuracy {float((table['probs'].argmax(-1) == table['targets']).float().mean()):.3f}"
+    error = prediction.samples.mean(0) - y.reshape(prediction.samples.shape[1:])
+    return f"loss {loss:.3f}, rmse {float(error.square().mean().sqrt()):.3g}"

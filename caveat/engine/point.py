@@ -1,0 +1,110 @@
+"""Training a point: the weights and the noise that maximise log p(D, theta), from given starting values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs
+from caveat.engine.optimise import BatchPart, Variables, optimise
+from caveat.engine.run import Run
+from caveat.engine.training import Training
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["Forward", "Point", "point_of", "train_point"]
+
+Forward = Callable[[Params, Inputs, BatchPart, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Weights (with the buffers that training moved), what was learned beside them, and the history of training."""
+
+    params: Params
+    hyper: Hyper
+    history: list[dict[str, float]]
+
+    def draw(self) -> Params:
+        """As one draw among others: with what was learned riding along."""
+        learned = {f"hyper/{name}": value for name, value in self.hyper.items() if name == "log_noise"}
+        return self.params | learned
+
+
+def point_of(state: State, device: torch.device) -> Point:
+    """The point that a state holds, on a device."""
+    return Point(
+        {name: t.to(device) for name, t in state["params"].items()},
+        {name: t.to(device) for name, t in state["hyper"].items()},
+        [],
+    )
+
+
+def train_point(
+    task: Task,
+    network: Network,
+    start: State,
+    training: Training,
+    run: Run,
+    *,
+    forward: Forward | None = None,
+    after_epoch: Callable[[int, Variables], None] | None = None,
+    extra: Params | None = None,
+) -> Point:
+    """Train from `start`; noise that is learned ends at its maximum-likelihood value on validation rows, or training rows.
+
+    `forward(params, x, part, rng)` replaces the plain pass of the module in training mode. `after_epoch(epoch, variables)`
+    may read the variables and keep running quantities in `extra`.
+    """
+    if training.epochs == 0:
+        return point_of(start, run.device)
+    variables = _variables(network, start, run, extra)
+    forward = forward or (lambda params, x, part, rng: network(params, x, train=True))
+    run_module = torch.compile(forward) if training.compile else forward
+
+    def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        outputs = run_module(variables.weights | variables.buffers, x, part, rng)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        joint = task.log_joint(outputs, y, variables.weights, variables.hyper, batch_rows=part.batch_rows, share=part.prior_share)
+        return -joint / task.n, outputs
+
+    def validation_loss() -> float:
+        return -float(task.log_likelihood(network, variables.weights | variables.buffers, variables.hyper, task.validation))
+
+    history = optimise(
+        task,
+        network,
+        variables,
+        loss,
+        training,
+        run,
+        validate=None if task.validation is None else validation_loss,
+        after_epoch=None if after_epoch is None else lambda epoch: after_epoch(epoch, variables),
+    )
+    owned = {*_written_buffers(task, network), *start["params"]}
+    moved = {name: t for name, t in variables.buffers.items() if name in owned}
+    params = {name: t.detach() for name, t in (variables.weights | moved).items()}
+    return Point(params, task.fitted_hyper(network, params, task.validation), history)
+
+
+def _written_buffers(task: Task, network: Network) -> list[str]:
+    """Names of the buffers that a training pass writes: found by making one on copies."""
+    before, after = network.buffers(), network.buffers()
+    with torch.random.fork_rng(devices=[network.device] if network.device.type == "cuda" else []), torch.no_grad():
+        x, _ = next(task.train.batches([torch.arange(min(task.n, 8))], network.device))
+        network(network.params() | after, x, train=True)
+    return [name for name in before if not torch.equal(before[name], after[name])]
+
+
+def _variables(network: Network, start: State, run: Run, extra: Params | None) -> Variables:
+    """Fresh leaves at the starting values: gradients for the weights, and for the noise where it is to be learned."""
+    point = point_of(start, run.device)
+    hyper = {name: t.clone() for name, t in point.hyper.items()}
+    if "log_noise" in hyper and getattr(network.likelihood, "noise", None) is None:
+        hyper["log_noise"].requires_grad_()
+    weights = {name: point.params[name].clone().requires_grad_() for name in network.names}
+    buffers = {name: t.clone() for name, t in (network.buffers() | point.params).items() if name not in weights}
+    return Variables(weights, hyper, buffers, extra or {})

@@ -1,0 +1,154 @@
+"""A run: what a fit is given beside its task. Generator, device, ranks, progress, and the folder where it keeps its place.
+
+A long fit calls `checkpoint(carry, note)` now and then and `append(draw)` for each finished draw or member; started again with
+the same folder it finds both with `resume()` and `appended()`. The folder remembers which method, network, data and seed it
+belongs to, and refuses any other.
+"""
+
+import hashlib
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from caveat.engine.distributed import Ranks
+from caveat.network import Network
+from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
+
+__all__ = ["Info", "Run"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a person wants to know of a fit; plain json."""
+
+    coverage: list[dict[str, Any]]  # one entry a layer: layer, kind, parameters, treatment, why
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_bytes: int = 0  # of the device's allocator, or of this process on a CPU
+    gradient_evaluations: int = 0  # passes over one training row, forward and backward, divided by the rows
+    flops: float = 0.0  # of those passes
+    stored_bytes: int = 0
+    seed: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """One fit's surroundings."""
+
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    ranks: Ranks = field(default_factory=Ranks)
+    folder: Path | None = None
+    identity: dict[str, Any] = field(default_factory=dict)  # what the folder belongs to
+    progress: bool = False
+    label: str = ""
+    seconds_between_checkpoints: float = 30.0
+    warnings: list[str] = field(default_factory=list)
+    gradient_evaluations: float = 0.0
+    flops: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(self.seed)
+        self._saved_at = time.monotonic()
+        if self.folder is None:
+            return
+        if (self.folder / "run.json").exists():
+            claimed = read_json(self.folder / "run.json")["identity"]
+            different = sorted(key for key in claimed.keys() | self.identity.keys() if claimed.get(key) != self.identity.get(key))
+            if different:
+                raise ValueError(
+                    f"{self.folder} holds an unfinished fit with another {', '.join(different)}: delete it, or choose another folder"
+                )
+        elif self.ranks.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / "run.json", {"format": FORMAT, "identity": self.identity})
+        self.ranks.wait()
+
+    def child(self, name: str, *, alone: bool = False) -> "Run":
+        """A run for a part of this one, with a seed of its own that does not depend on what ran before it.
+
+        Costs are added to the parent by `absorb`. With `alone` the part is the work of this rank only.
+        """
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7])
+        return Run(
+            seed,
+            self.device,
+            Ranks() if alone else self.ranks,
+            None if self.folder is None else self.folder / name,
+            self.identity | {"part": name},
+            self.progress,
+            f"{self.label} {name}".strip(),
+            self.seconds_between_checkpoints,
+        )
+
+    def absorb(self, part: "Run") -> None:
+        """Count a part's costs and warnings as this run's."""
+        self.gradient_evaluations += part.gradient_evaluations
+        self.flops += part.flops
+        self.warnings.extend(w for w in part.warnings if w not in self.warnings)
+
+    def bar(self, total: int, unit: str) -> tqdm:
+        """A progress bar on standard error that shows itself after a second."""
+        return tqdm(total=total, unit=unit, desc=self.label, delay=1.0, disable=not (self.progress and self.ranks.first), leave=False)
+
+    def checkpoint_due(self) -> bool:
+        """Whether enough time has passed to keep the place again."""
+        return self.folder is not None and time.monotonic() - self._saved_at >= self.seconds_between_checkpoints
+
+    def checkpoint(self, carry: State, note: dict[str, Any]) -> None:
+        """Keep what is needed to go on from here: tensors, and json beside them."""
+        if self.ranks.first:
+            self.append("checkpoint", carry, note)
+        self._saved_at = time.monotonic()
+
+    def resume(self) -> tuple[State, dict[str, Any]] | None:
+        """The last checkpoint, or None when there is none."""
+        return self.appended("checkpoint")
+
+    def append(self, name: str, draw: State, note: dict[str, Any] | None = None) -> None:
+        """Keep a finished draw or member under a name, in place of an earlier one of that name."""
+        if self.folder is None:
+            return
+        earlier = list(self.folder.glob(f"{name}-*.safetensors"))
+        file = f"{name}-{1 + max((int(path.stem.rsplit('-', 1)[1]) for path in earlier), default=-1)}.safetensors"
+        digest = write_state(self.folder / file, draw)
+        costs = {"gradient_evaluations": self.gradient_evaluations, "flops": self.flops}
+        # The json is what counts: until it is replaced, the earlier tensors are still there for it.
+        write_json(self.folder / f"{name}.json", {"format": FORMAT, "file": file, "digest": digest, "note": note or {}, "costs": costs})
+        for path in earlier:
+            path.unlink()
+
+    def appended(self, name: str) -> tuple[State, dict[str, Any]] | None:
+        """What was kept under a name and its note, or None; its costs count as this run's."""
+        if self.folder is None or not (self.folder / f"{name}.json").exists():
+            return None
+        kept = read_json(self.folder / f"{name}.json")
+        self.gradient_evaluations, self.flops = kept["costs"]["gradient_evaluations"], kept["costs"]["flops"]
+        return read_state(self.folder / kept["file"], kept["digest"]), kept["note"]
+
+    def discard(self) -> None:
+        """Remove the folder, once its content has become a posterior."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
+
+    def info(self, network: Network, treatment: str, diagnostics: dict[str, Any] | None = None) -> Info:
+        """What there is to say when every selected parameter is treated alike."""
+        coverage = [
+            {
+                "layer": layer.name or "(module)",
+                "kind": layer.kind,
+                "parameters": layer.parameters,
+                "treatment": treatment if layer.selected == layer.parameters else "fixed" if not layer.selected else f"{treatment}, in part",
+                "why": layer.why,
+            }
+            for layer in network.layers()
+        ]
+        return Info(coverage, diagnostics or {}, list(self.warnings))
+

@@ -1,0 +1,192 @@
+"""Predict every data set, write the predictions, score them: `predictions/*.npz` and `metrics.json`."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from caveat.batches import Inputs, concatenate, tensors
+from caveat.evaluate.scores import Columns, Scored, Scores, score, score_outside
+from caveat.methods import method_name
+from caveat.posterior import Posterior
+from caveat.storage import FORMAT, encode, write_arrays, write_json
+from caveat.task import Data, Rows
+
+__all__ = ["evaluate"]
+
+_BLOCK_ROWS = 4096  # predicted at once
+_THUMBNAILS = 24  # images kept of a data set: rows that went wrong, then the least certain
+
+
+def evaluate(
+    posterior: Posterior,
+    data: Mapping[str, Data | Mapping[float, Data]],
+    *,
+    ood: Mapping[str, Data] | None = None,
+    folder: str | Path | None = None,
+    label: str | None = None,
+    class_names: tuple[str, ...] = (),
+    draws: int | None = None,
+    seed: int = 0,
+    keep_samples: bool = False,
+    progress: bool = True,
+) -> Scores:
+    """Score a posterior.
+
+    Args:
+        posterior: what to score.
+        data: data with targets by name; a mapping of severity to data makes a family of shifts, as in
+            `{"clean": test, "rotated": {15: rotated_15, 30: rotated_30}}`. The first is what `ood` is told apart from.
+        ood: data from outside, whose targets (if any) are not read.
+        folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
+        label: what to call the run; the method's class name unless given.
+        class_names: of the classes, for the report.
+        draws: posterior draws a prediction; the method's default unless given.
+        seed: of the draws.
+        keep_samples: also write every draw's prediction.
+        progress: show progress of anything over a second on standard error.
+    """
+    parts = _parts(data, ood or {})
+    place = None if folder is None else Path(folder)
+    kind = posterior.network.likelihood.kind
+    inside: Columns = {}
+    found: list[Scored] = []
+    total = sum(len(part.rows) for part in parts)
+    name = label or type(posterior.method).__name__
+    with tqdm(total=total, unit="row", desc=f"{name}: predict", delay=1.0, disable=not progress, leave=False) as bar:
+        for part in parts:
+            columns, arrays = _predict(posterior, part, draws, seed, keep_samples, bar)
+            inside = inside or columns
+            metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
+            file = f"predictions/{_slug(part.name)}.npz"
+            if place is not None:
+                write_arrays(place / file, arrays)
+            rows = len(next(iter(columns.values())))
+            found.append(Scored(part.name, part.family, part.severity, part.role, rows, metrics, file))
+    content = _content(posterior, name, class_names, found)
+    if place is not None:
+        write_json(place / "metrics.json", content)
+    return Scores(name, kind, found, content)
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    family: str
+    severity: float | None
+    role: Literal["test", "ood"]
+    rows: Rows
+
+
+def _parts(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Part]:
+    """Every data set in the order given, families unfolded."""
+    if not data:
+        raise ValueError("evaluate needs at least one data set with targets, as in {'clean': test_loader}")
+    parts: list[_Part] = []
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            parts += [_Part(f"{name} {severity:g}", name, float(severity), "test", Rows(d)) for severity, d in value.items()]
+        else:
+            parts.append(_Part(name, name, None, "test", Rows(value)))
+    parts += [_Part(name, name, None, "ood", Rows(value, needs_targets=False)) for name, value in ood.items()]
+    slugs = [_slug(part.name) for part in parts]
+    for part, slug in zip(parts, slugs, strict=True):
+        if slugs.count(slug) > 1:
+            raise ValueError(f"data set names must differ in letters and digits, {part.name!r} does not")
+    return parts
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "data"
+
+
+def _predict(
+    posterior: Posterior, part: _Part, draws: int | None, seed: int, keep_samples: bool, bar: tqdm
+) -> tuple[Columns, dict[str, np.ndarray]]:
+    """The columns of all rows, and the arrays to write: columns, row numbers, thumbnails, samples on request."""
+    blocks: list[Columns] = []
+    samples: list[Tensor] = []
+    images: list[Tensor] = []
+    for x, y in _blocks(part.rows):
+        prediction = posterior.predict(x, draws=draws, seed=seed)
+        blocks.append({k: v.cpu() for k, v in prediction.columns(y.to(posterior.network.device) if part.role == "test" else None).items()})
+        if keep_samples:
+            samples.append(prediction.samples.cpu())
+        images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]
+        bar.update(len(y))
+    columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+    rows = len(next(iter(columns.values())))
+    arrays = {name: column.numpy().astype(np.float32 if column.is_floating_point() else np.int64) for name, column in columns.items()}
+    arrays["rows"] = part.rows.indices.numpy() if rows == len(part.rows) else np.arange(rows)
+    if images and rows == len(part.rows):
+        flagged = _flagged(columns)
+        arrays |= {"thumbnails": _thumbnails(torch.cat(images), flagged), "thumbnail_rows": flagged.numpy()}
+    if samples:
+        arrays["samples"] = torch.cat(samples, 1).numpy()
+    return columns, arrays
+
+
+def _blocks(rows: Rows) -> Iterator[tuple[Inputs, Tensor]]:
+    """The rows in blocks large enough that making a draw is cheap beside using it."""
+    held: list[tuple[Inputs, Tensor]] = []
+    for batch in rows.ordered():
+        held.append(batch)
+        if sum(len(y) for _, y in held) >= _BLOCK_ROWS:
+            yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
+            held = []
+    if held:
+        yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
+
+
+def _flagged(columns: Columns) -> Tensor:
+    """Rows worth looking at: wrong ones, surest first, then the least certain."""
+    if "probs" not in columns:
+        return columns["variance"].sum(-1).argsort(descending=True)[:_THUMBNAILS]
+    if "targets" not in columns:
+        return columns["entropy"].argsort()[:_THUMBNAILS]
+    wrong = columns["probs"].argmax(-1) != columns["targets"]
+    rank = torch.where(wrong, -10 + columns["entropy"], -columns["entropy"])
+    return rank.argsort(stable=True)[:_THUMBNAILS]
+
+
+def _thumbnails(images: Tensor, flagged: Tensor) -> np.ndarray:
+    """Images [N, C, H, W] of any scale as bytes, [K, H, W] or [K, H, W, 3]."""
+    low, high = images.amin((0, 2, 3), keepdim=True), images.amax((0, 2, 3), keepdim=True)
+    scaled = (images[flagged] - low) / (high - low).clamp_min(1e-12) * 255
+    array = scaled.round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return array[..., 0] if array.shape[-1] == 1 else array
+
+
+def _content(posterior: Posterior, label: str, class_names: tuple[str, ...], found: list[Scored]) -> dict[str, Any]:
+    """What metrics.json holds."""
+    return {
+        "format": FORMAT,
+        "label": label,
+        "method": {"name": method_name(posterior.method), "fields": _plain(encode(posterior.method, {}, "method"))},
+        "kind": posterior.network.likelihood.kind,
+        "class_names": list(class_names),
+        "info": dataclasses.asdict(posterior.info),
+        "data": [
+            dataclasses.asdict(scored)
+            | {"metrics": {k: {"mean": _number(v.mean), "stderr": _number(v.stderr)} for k, v in scored.metrics.items()}}
+            for scored in found
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """An encoded dataclass as a plain nested mapping, for people."""
+    if isinstance(value, dict) and "fields" in value:
+        return {name: _plain(item) for name, item in value["fields"].items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None

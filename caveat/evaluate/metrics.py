@@ -1,0 +1,169 @@
+"""Scores of predictions, one number a test point, and their means with standard errors.
+
+Scores are kept per point so that any of them can be averaged, compared between methods row by row, or plotted later.
+All are computed in float64 on the CPU. A mean over N points has standard error s / sqrt(N), s the sample standard
+deviation (N - 1 in the denominator): the spread over test points, not over training runs.
+
+Regression is scored by the continuous ranked probability score, in the units of the target:
+CRPS(F, y) = E|X - y| - 1/2 E|X - X'| with X, X' ~ F independent, which for F = 1/S sum_i N(m_i, v_i) is
+    1/S sum_i A(y - m_i, v_i) - 1/(2 S^2) sum_ij A(m_i - m_j, v_i + v_j)
+where A(m, v) = E|N(m, v)| = sqrt(2 v / pi) exp(-m^2 / (2 v)) + m erf(m / sqrt(2 v))
+(Grimit, Gneiting, Berrocal and Johnson, 2006).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+CRPS_ELEMENTS = 2**20  # numbers in one working tensor: 8 MB in float64, whatever the number of points
+
+
+def accuracy(probs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the most probable class is the target, else 0; one number a row, [N]."""
+    probs, targets = check_classification(probs, targets)
+    return (probs.argmax(dim=1) == targets).double()
+
+
+def brier(probs: Tensor, targets: Tensor) -> Tensor:
+    """Brier score: the *sum* over classes of (probability - indicator)^2, from 0 to 2; [N].
+
+    With two classes this is twice the score that only looks at the positive one.
+    """
+    probs, targets = check_classification(probs, targets)
+    indicator = torch.nn.functional.one_hot(targets, probs.shape[1])  # [N, C]
+    return (probs - indicator).square().sum(dim=1)
+
+
+def squared_error(mean: Tensor, targets: Tensor) -> Tensor:
+    """(mean - target)^2, averaged over output dimensions where there are several; [N]."""
+    _check_same_shape(mean=mean, targets=targets)
+    return _average_within_rows((mean.double() - targets.double()).square())
+
+
+def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
+    """Share of a row's outputs that lie in [lower, upper], ends included: 0 or 1 with one output; [N]."""
+    _check_same_shape(lower=lower, upper=upper, targets=targets)
+    if (lower > upper).any():
+        raise ValueError(f"{int((lower > upper).sum())} intervals have lower > upper: were the two swapped?")
+    return _average_within_rows(((lower <= targets) & (targets <= upper)).double())
+
+
+def crps_gaussian_mixture(means: Tensor, variances: Tensor, targets: Tensor) -> Tensor:
+    """CRPS of an equal-weight mixture of Gaussians, exact, by the formula above; [N, D].
+
+    Takes O(S^2) time a point and memory that does not grow with N. A variance of zero is a point mass.
+
+    Args:
+        means: one Gaussian a posterior draw  # [S, N, D]
+        variances: anything that broadcasts to the means, such as one noise variance a draw  # [S, 1, D]
+        targets: in the same units  # [N, D]
+    """
+    if means.ndim != 3 or means.shape[1:] != targets.shape:
+        raise ValueError(
+            f"means must be [S, N, D] and targets [N, D]; given {list(means.shape)} and {list(targets.shape)}"
+        )
+    if means.numel() == 0:
+        raise ValueError(f"nothing to score: means have shape {list(means.shape)}")
+    for name, values in (("means", means), ("variances", variances), ("targets", targets)):
+        if not values.isfinite().all():
+            raise ValueError(f"{name} hold NaN or infinite values: find the draws or rows that gave them")
+    if (variances < 0).any():
+        raise ValueError(f"variances must not be negative; the smallest is {variances.min().item():.3g}")
+    variances = variances.expand(means.shape)
+    rows = max(1, CRPS_ELEMENTS // (means.shape[0] * means.shape[2]))
+    chunks = zip(torch.split(means, rows, 1), torch.split(variances, rows, 1), torch.split(targets, rows), strict=True)
+    return torch.cat([_crps(m.double(), v.double(), y.double()) for m, v, y in chunks])
+
+
+def _crps(means: Tensor, variances: Tensor, targets: Tensor) -> Tensor:
+    components = means.shape[0]
+    # The S^2 pairs are taken as S cyclic shifts, each the size of the means; shifts k and S - k give the same sum.
+    spread = _mean_absolute(torch.zeros_like(means), 2 * variances).sum(dim=0)  # [N, D], shift 0
+    for shift in range(1, components // 2 + 1):
+        pairs = _mean_absolute(means - means.roll(shift, 0), variances + variances.roll(shift, 0)).sum(dim=0)
+        spread += pairs if 2 * shift == components else 2 * pairs
+    distance = _mean_absolute(targets - means, variances).mean(dim=0)  # [N, D]
+    return (distance - spread / (2 * components**2)).clamp_min(0)  # rounding may leave -1e-17
+
+
+def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
+    """E|X| for X ~ N(mean, variance)."""
+    scale = (2 * variance).clamp_min(1e-300).sqrt()  # a zero variance then gives |mean|
+    ratio = mean / scale
+    return scale / math.sqrt(math.pi) * torch.exp(-ratio.square()) + mean * torch.erf(ratio)
+
+
+def mean_and_stderr(scores: Tensor) -> tuple[float, float | None]:
+    """Mean of per-point scores and its standard error.
+
+    A row's outputs ([N, D]) are averaged first: rows are independent, the outputs of one row are not.
+    The standard error is None for a single row and where a score is infinite (a log probability of zero).
+    """
+    if scores.ndim == 0 or scores.numel() == 0:
+        raise ValueError(f"scores must be [N] or [N, D] with at least one row; given shape {list(scores.shape)}")
+    if scores.isnan().any():
+        raise ValueError(f"{int(scores.isnan().sum())} of {scores.numel()} scores are NaN: mend them before averaging")
+    rows = _average_within_rows(scores.double())
+    mean = rows.mean().item()
+    if len(rows) == 1 or not math.isfinite(mean):
+        return mean, None
+    return mean, rows.std().item() / math.sqrt(len(rows))
+
+
+def rmse(squared_errors: Tensor) -> tuple[float, float | None]:
+    """Root of the mean squared error, its standard error by the delta method: se(sqrt(m)) = se(m) / (2 sqrt(m))."""
+    mean, stderr = mean_and_stderr(squared_errors)
+    root = math.sqrt(mean)
+    if stderr is None or root == 0.0:  # all errors zero: the standard error is zero as well
+        return root, stderr
+    return root, stderr / (2 * root)
+
+
+def check_classification(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse what is not N distributions over C classes with N targets; give both back as float64 and int64."""
+    if probs.ndim != 2 or probs.numel() == 0:
+        raise ValueError(f"probs must be [N, C] with at least one row; given shape {list(probs.shape)}")
+    if targets.shape != probs.shape[:1]:
+        raise ValueError(f"targets must be [{len(probs)}], one class a row of probs; given {list(targets.shape)}")
+    if targets.is_floating_point():
+        raise ValueError(f"targets must be class numbers of an integer type; given {targets.dtype}")
+    probs, targets = probs.double(), targets.long()
+    if not probs.isfinite().all():
+        bad = int((~probs.isfinite()).any(dim=1).sum())
+        raise ValueError(f"{bad} of {len(probs)} rows of probs hold NaN or infinite values")
+    sums = probs.sum(dim=1)
+    if probs.min() < -1e-6 or (sums - 1).abs().max() > 1e-3:
+        raise ValueError(
+            f"rows of probs must be distributions: the smallest value is {probs.min().item():.3g} and row sums run "
+            f"from {sums.min().item():.4g} to {sums.max().item():.4g}. If these are logits, take the softmax first"
+        )
+    if targets.min() < 0 or targets.max() >= probs.shape[1]:
+        raise ValueError(
+            f"targets must lie in 0..{probs.shape[1] - 1}; given {targets.min().item()}..{targets.max().item()}"
+        )
+    return probs, targets
+
+
+def check_scores(name: str, scores: Tensor) -> Tensor:
+    """Refuse what is not one number a row; give it back as float64."""
+    if scores.ndim != 1 or len(scores) == 0:
+        raise ValueError(f"{name} must be [N] with at least one row; given shape {list(scores.shape)}")
+    if scores.isnan().any():
+        raise ValueError(f"{int(scores.isnan().sum())} of {len(scores)} values of {name} are NaN")
+    return scores.double()
+
+
+def _average_within_rows(scores: Tensor) -> Tensor:
+    return scores.reshape(len(scores), -1).mean(dim=1)
+
+
+def _check_same_shape(**tensors: Tensor) -> None:
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise ValueError(f"shapes differ: {shapes}. Broadcasting here is most often a mistake ([N] against [N, 1])")
+    for name, tensor in tensors.items():
+        if tensor.ndim == 0 or tensor.numel() == 0:
+            raise ValueError(f"{name} must have at least one row; given shape {shapes[name]}")
+        if tensor.isnan().any():
+            raise ValueError(f"{name} holds NaN in {int(tensor.isnan().sum())} of {tensor.numel()} places")

@@ -1,0 +1,105 @@
+"""Scores from flat columns: what `Predictive.columns` gives and the prediction files hold, one row a decision."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from caveat.evaluate.calibration import marginal_calibration_error, pit_calibration_error, top_label_ece
+from caveat.evaluate.metrics import accuracy, brier, interval_coverage, mean_and_stderr, rmse, squared_error
+from caveat.evaluate.ood import ood_scores
+from caveat.evaluate.selective import risk_coverage_area
+from caveat.predictive import Kind
+
+__all__ = ["Columns", "Score", "Scored", "Scores", "score", "score_outside"]
+
+Columns = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric over a data set; the standard error is None where the metric is not a mean over rows."""
+
+    mean: float
+    stderr: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" if self.stderr is None else f"{self.mean:.4g} ± {self.stderr:.2g}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One data set's scores: `scored["nll"].mean`."""
+
+    name: str
+    family: str
+    severity: float | None
+    role: Literal["test", "ood"]
+    rows: int
+    metrics: dict[str, Score]
+    file: str | None = None  # where the predictions are, relative to the run's folder
+
+    def __getitem__(self, metric: str) -> Score:
+        if metric not in self.metrics:
+            raise KeyError(f"no metric {metric!r} of {self.name!r}: there are {', '.join(self.metrics)}")
+        return self.metrics[metric]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A posterior's scores on several data sets: `scores["clean"]["nll"].mean`. Printing shows them as a table."""
+
+    label: str
+    kind: Kind
+    data: list[Scored]
+    content: dict[str, Any] = field(repr=False, default_factory=dict)  # as written to metrics.json
+
+    def __getitem__(self, name: str) -> Scored:
+        for scored in self.data:
+            if scored.name == name:
+                return scored
+        raise KeyError(f"no data set {name!r}: there are {', '.join(s.name for s in self.data)}")
+
+    def __str__(self) -> str:
+        lines = [self.label]
+        for scored in self.data:
+            lines.append(f"  {scored.name}: " + ", ".join(f"{name} {value}" for name, value in scored.metrics.items()))
+        return "\n".join(lines)
+
+
+def score(kind: Kind, columns: Columns) -> dict[str, Score]:
+    """Every metric of data with targets."""
+    nll = Score(*mean_and_stderr(-columns["log_prob"]))
+    if kind == "regression":
+        targets = columns["targets"]
+        return {
+            "rmse": Score(*rmse(squared_error(columns["mean"], targets))),
+            "nll": nll,
+            "crps": Score(*mean_and_stderr(columns["crps"])),
+            "coverage_90": Score(*mean_and_stderr(interval_coverage(columns["lower_90"], columns["upper_90"], targets))),
+            "calibration_error": Score(pit_calibration_error(columns["pit"])),
+        }
+    probs, targets = columns["probs"], columns["targets"]
+    right = accuracy(probs, targets)
+    return {
+        "accuracy": Score(*mean_and_stderr(right)),
+        "nll": nll,
+        "brier": Score(*mean_and_stderr(brier(probs, targets))),
+        "ece": Score(top_label_ece(probs, targets)),
+        "marginal_calibration_error": Score(marginal_calibration_error(probs, targets)),
+        "risk_coverage_area": Score(risk_coverage_area(columns["entropy"], 1 - right)),
+    }
+
+
+def score_outside(kind: Kind, inside: Columns, outside: Columns) -> dict[str, Score]:
+    """How well uncertainty tells data from outside apart, by all of it and by its epistemic part alone."""
+    by = ("entropy", "epistemic") if kind == "classification" else ("variance", "epistemic")
+    found: dict[str, Score] = {}
+    for name in by:
+        scores = ood_scores(_per_row(inside[name]), _per_row(outside[name]))
+        found |= {f"{metric}_{name}": Score(value) for metric, value in scores.items()}
+    return found
+
+
+def _per_row(column: Tensor) -> Tensor:
+    return column if column.ndim == 1 else column.sum(-1)

@@ -1,0 +1,75 @@
+"""Deep ensemble: several networks trained from different starts, averaged (Lakshminarayanan et al. 2017).
+
+    p(y | x) = 1/M sum_m p(y | x, theta_m),   theta_m trained from its own initial weights and in its own order
+
+Members find different modes of the posterior, which is what a single Gaussian around one mode cannot do. Each member is a MAP
+under the prior. Members are spread over the ranks of a distributed run, and a member that is finished is never trained again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from caveat.engine.draws import pick, push_draws
+from caveat.engine.point import train_point
+from caveat.engine.run import Info, Run
+from caveat.engine.training import Training
+from caveat.knobs import Count, check_knobs
+from caveat.network import Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["DeepEnsemble"]
+
+
+@dataclass(frozen=True)
+class DeepEnsemble:
+    """Networks trained from different initial weights, averaged."""
+
+    members: Count = 5
+    training: Training = Training()
+    starts_from: ClassVar[Literal["trained", "scratch"]] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["DeepEnsemble"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    @property
+    def default_draws(self) -> int:
+        """Every member once."""
+        return self.members
+
+    def memory(self, network: Network) -> int:
+        """Every member."""
+        return self.members * network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train every member from fresh weights (the start gives the noise, where it is learned)."""
+        network = task.network.to(run.device)
+        mine: dict[int, Params] = {}
+        for m in run.ranks.mine(range(self.members)):
+            part = run.child(f"member-{m + 1}", alone=True)
+            kept = part.appended("member")
+            if kept is None:
+                fresh: State = {"params": network.fresh(part.rng), "hyper": task.hyper}
+                member = train_point(task, network, fresh, self.training, part).draw()
+                part.append("member", {"member": member})
+            else:
+                member = kept[0]["member"]
+            run.absorb(part)
+            mine[m] = {name: value.to(run.device) for name, value in member.items()}
+        state = {"params": run.ranks.gather(mine, self.members), "hyper": task.hyper}
+        return state, run.info(network, f"{self.members} point estimates")
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Members: each equally often, the remainder at random."""
+        for m in pick(self.members, n, rng):
+            yield {name: stack[m] for name, stack in state["params"].items()}
+
+    outputs = push_draws
+
+
+DeepEnsemble.quick = DeepEnsemble(members=4, training=Training(epochs=40))

@@ -1,0 +1,68 @@
+"""MAP: the single most probable setting of the weights, optionally with its confidence tuned on validation data.
+
+    theta* = argmax  sum_i log p(y_i | f(x_i, theta)) + log p(theta)
+
+A point has no epistemic uncertainty, but it is where most other methods start, and MAP with temperature scaling
+(softmax(f / T), T fitted on held-out rows) is the bar that any of them has to clear.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from caveat.engine.draws import forward_in_pieces, push_draws
+from caveat.engine.point import train_point
+from caveat.engine.run import Info, Run
+from caveat.engine.temperature import fit_temperature
+from caveat.engine.training import Training
+from caveat.knobs import check_knobs
+from caveat.network import Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["MAP"]
+
+
+@dataclass(frozen=True)
+class MAP:
+    """The most probable weights; with temperature=True, scaled on validation data to be as sure as they should be."""
+
+    temperature: bool = False  # fit one temperature on the task's validation rows
+    training: Training = Training()
+    starts_from: ClassVar[Literal["trained", "scratch"]] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["MAP"]
+    default_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def memory(self, network: Network) -> int:
+        """One copy of the weights."""
+        return network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train, then scale."""
+        network = task.network.to(run.device)
+        if self.temperature and task.validation is None:
+            raise ValueError("temperature=True is fitted on validation data: give the task validation=0.1, or a loader")
+        point = train_point(task, network, start, self.training, run)
+        hyper = point.hyper
+        if self.temperature and task.validation is not None:
+            x, y = task.validation.everything()
+            outputs = forward_in_pieces(network, point.params, x).unsqueeze(0)
+            hyper = fit_temperature(network.likelihood, outputs, y.to(run.device), hyper)
+        diagnostics = {"history": point.history} | {k: v.tolist() for k, v in hyper.items()}
+        return {"params": point.params, "hyper": hyper}, run.info(network, "point estimate", diagnostics)
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """The point, n times."""
+        for _ in range(n):
+            yield state["params"]
+
+    outputs = push_draws
+
+
+MAP.quick = MAP(training=Training(epochs=40))

@@ -1,0 +1,143 @@
+"""MC dropout: dropout left on when predicting, each pass a draw (Gal & Ghahramani 2016).
+
+    p(y | x) ~ 1/S sum_s p(y | f(x, masks_s)),   masks ~ Bernoulli(1 - rate) on activations
+
+A network with dropout layers needs nothing more than this. A network without them gets dropout before every linear and
+convolutional layer but the first, as calls are made: the module itself stays as it is. Masks are on activations, differ from row to
+row and belong to no weight vector, so there are no weight draws to hand out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from caveat.batches import Inputs, count_rows, move, slices
+from caveat.engine.draws import PIECE_ROWS
+from caveat.engine.optimise import BatchPart
+from caveat.engine.point import train_point
+from caveat.engine.run import Info, Run
+from caveat.engine.training import Training
+from caveat.knobs import Count, Range, check_knobs
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["MCDropout"]
+
+
+@dataclass(frozen=True)
+class MCDropout:
+    """Dropout left on at prediction: the network's own layers, or inserted at a rate."""
+
+    rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = None  # of inserted dropout; None uses the network's own
+    default_draws: Count = 30  # passes a prediction
+    training: Training = Training(epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
+    starts_from: ClassVar[Literal["trained", "scratch"]] = "trained"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["MCDropout"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def memory(self, network: Network) -> int:
+        """One copy of the weights."""
+        return network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train with dropout on where that is asked for; otherwise keep the weights."""
+        network = task.network.to(run.device)
+        probe, _ = next(task.train.batches([torch.arange(1)], run.device))
+        places = self._places(network, probe)
+        if not places:
+            raise ValueError("the network has no dropout layers, so every pass would be the same: give MCDropout(rate=0.1, training=Training(epochs=20))")
+
+        def forward(params: Params, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
+            with _Masks(self.rate, rng, (part.start, count_rows(x), part.batch_rows)):
+                return network(params, x, train=True)
+
+        point = train_point(task, network, start, self.training, run, forward=forward)
+        if self.rate is not None and self.training.epochs == 0:
+            run.warnings.append("dropout was inserted into weights that were trained without it: set training.epochs to adapt them")
+        diagnostics = {"history": point.history, "masks_per_pass": places}
+        return {"params": point.params, "hyper": point.hyper}, run.info(network, "dropout masks on activations", diagnostics)
+
+    def _places(self, network: Network, x: Inputs) -> int:
+        """How many masks one pass draws."""
+        with _Masks(self.rate, torch.Generator(network.device).manual_seed(0)) as masks, torch.no_grad():
+            network(network.params(), x)
+        return masks.drawn
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Refused: a mask on activations is not a setting of the weights."""
+        return _refuse()
+
+    def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """n passes, each with its own masks."""
+        masks = torch.Generator(network.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+
+        def one_pass() -> Iterator[Tensor]:
+            for piece in slices(x, PIECE_ROWS):
+                with torch.no_grad(), _Masks(self.rate, masks):
+                    yield network(state["params"], move(piece, network.device))
+
+        return torch.stack([torch.cat([*one_pass()]) for _ in range(n)]), state["hyper"]
+
+
+def _refuse() -> NoReturn:
+    raise TypeError("MCDropout has no weight draws: its masks are on activations and differ from row to row; use predict(x)")
+
+
+class _Masks(TorchFunctionMode):
+    """During one pass, dropout is on and draws from one generator; with a rate, it also comes before layers.
+
+    `rows` = (first, count, total) says which rows of a larger batch the pass holds: masks are drawn for all of it, so that ranks
+    that share a batch use the masks that one process would have used.
+    """
+
+    layers = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
+    elementwise = (F.dropout, F.alpha_dropout)
+    channelwise = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
+
+    def __init__(self, rate: float | None, rng: torch.Generator, rows: tuple[int, int, int] | None = None) -> None:
+        super().__init__()
+        self.rate, self.rng, self.rows = rate, rng, rows
+        self.drawn, self.layers_seen = 0, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace dropout by ours; put ours before layers."""
+        kwargs = kwargs or {}
+        if function in self.elementwise or function in self.channelwise:
+            x, p = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            keep = self._keep(x, p, 2 if function in self.channelwise else x.ndim)
+            return _alpha_dropped(x, keep, p) if "alpha" in function.__name__ else x * keep / (1 - p)
+        if self.rate is not None and function in self.layers:
+            self.layers_seen += 1
+            if self.layers_seen > 1:
+                args = (args[0] * self._keep(args[0], self.rate, args[0].ndim) / (1 - self.rate), *args[1:])
+        return function(*args, **kwargs)
+
+    def _keep(self, x: Tensor, rate: float, axes: int) -> Tensor:
+        """1 with probability 1 - rate, else 0, for each entry of the first `axes` axes."""
+        self.drawn += 1
+        shape = [*x.shape[:axes], *[1] * (x.ndim - axes)]
+        first, count, total = self.rows or (0, len(x), len(x))
+        if count == len(x):
+            shape[0] = total
+        uniform = torch.rand(shape, generator=self.rng, device=self.rng.device)
+        return (uniform[first : first + count] if count == len(x) else uniform).ge(rate).to(x.dtype)
+
+
+def _alpha_dropped(x: Tensor, keep: Tensor, rate: float) -> Tensor:
+    """Dropout for self-normalising networks: dropped entries take SELU's lowest value, then mean and variance are restored."""
+    lowest = -1.7580993408473766
+    gain = ((1 - rate) * (1 + rate * lowest**2)) ** -0.5
+    return gain * (x * keep + lowest * (1 - keep)) - gain * lowest * rate
+
+
+MCDropout.quick = MCDropout(rate=0.1, training=Training(epochs=20))

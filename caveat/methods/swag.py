@@ -1,0 +1,124 @@
+"""SWAG: a Gaussian fitted to the path of SGD around a trained point (Maddox et al. 2019).
+
+    theta ~ N(mean, scale/2 (diag(variance) + D D^T / (K - 1))),   D = the last K iterates less the running mean
+    theta = mean + sqrt(scale/2) variance^(1/2) z1 + sqrt(scale / (2 (K - 1))) D z2,   z1, z2 standard normal
+
+The iterates are taken once an epoch at a constant learning rate. With rank 0 the covariance is scale diag(variance). A network
+with BatchNorm needs its statistics again for every draw; that takes data, so a fixed set of draws is prepared while fitting
+(only seeds and statistics are stored) and predictions choose among them.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.engine.batchnorm import has_batchnorm, refreshed_statistics
+from caveat.engine.draws import pick, push_draws
+from caveat.engine.optimise import Variables
+from caveat.engine.point import train_point
+from caveat.engine.run import Info, Run
+from caveat.engine.training import Training
+from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
+from caveat.network import Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["SWAG"]
+
+
+@dataclass(frozen=True)
+class SWAG:
+    """A Gaussian around the average of SGD's path, its covariance low-rank plus diagonal."""
+
+    rank: NonNegativeInt = 20  # iterates kept for the low-rank part; 0 is diagonal
+    scale: Positive = 1.0  # multiplies the covariance; the paper's sampling formula is scale 1
+    default_draws: Count = 30  # a prediction's draws; with BatchNorm, the draws prepared while fitting
+    training: Training = Training(epochs=30, optimizer="sgd", learning_rate=0.02, schedule="constant", warmup=0.0)
+    starts_from: ClassVar[Literal["trained", "scratch"]] = "trained"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["SWAG"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+        if self.training.epochs < 2 or self.rank == 1:
+            raise ValueError(f"SWAG needs at least 2 epochs to see a spread and a rank of 0 or at least 2, got epochs={self.training.epochs}, rank={self.rank}")
+
+    def memory(self, network: Network) -> int:
+        """Two moments and the kept iterates."""
+        return (2 + min(self.rank, self.training.epochs)) * network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Follow SGD, keep moments and the last iterates; refresh BatchNorm at the mean and for each prepared draw."""
+        network = task.network.to(run.device)
+        kept = min(self.rank, self.training.epochs)
+        weights = {name: start["params"][name].to(run.device) for name in network.names}
+        extra = {f"{kind}/{name}": torch.zeros_like(w) for kind in ("mean", "square") for name, w in weights.items()}
+        extra |= {f"deviations/{name}": w.new_zeros((kept, *w.shape)) for name, w in weights.items() if kept}
+        point = train_point(task, network, start, self.training, run, after_epoch=_collect, extra=extra)
+        state = {kind: {n: extra[f"{kind}/{n}"] for n in weights} for kind in ("mean", "square", "deviations") if kept or kind != "deviations"}
+        variance = {n: (state["square"][n] - state["mean"][n] ** 2).clamp_min(0) for n in weights}
+        state = {"mean": state["mean"], "variance": variance} | ({"deviations": state["deviations"]} if kept else {})
+        centre = dict(state["mean"])
+        if has_batchnorm(network):
+            centre |= refreshed_statistics(network, centre, task.train)
+            state |= self._prepared_draws(state, network, task, run)
+        state["hyper"] = task.fitted_hyper(network, centre, task.validation)
+        diagnostics = {"history": point.history, "iterates": self.training.epochs, "median_std": _median_std(variance)}
+        return state, run.info(network, f"Gaussian, diagonal + rank {kept}" if kept else "diagonal Gaussian", diagnostics)
+
+    def _prepared_draws(self, state: State, network: Network, task: Task, run: Run) -> State:
+        """Seeds of draws, and the BatchNorm statistics of each."""
+        seeds = torch.randint(2**62, (self.default_draws,), generator=run.rng)
+        mine = {}
+        for i in run.ranks.mine(range(self.default_draws)):
+            params = self._draw(state, torch.Generator().manual_seed(int(seeds[i])))
+            mine[i] = refreshed_statistics(network, params, task.train)
+        return {"seeds": {"seed": seeds}, "statistics": run.ranks.gather(mine, self.default_draws)}
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Draws from the Gaussian; with BatchNorm, those whose statistics were prepared."""
+        if "seeds" not in state:
+            for _ in range(n):
+                yield self._draw(state, rng)
+            return
+        seeds = state["seeds"]["seed"]
+        for i in pick(len(seeds), n, rng):
+            params = self._draw(state, torch.Generator().manual_seed(int(seeds[i])))
+            yield params | {name: stack[i] for name, stack in state["statistics"].items()}
+
+    def _draw(self, state: State, rng: torch.Generator) -> Params:
+        kept = len(next(iter(state["deviations"].values()))) if "deviations" in state else 0
+        z2 = torch.randn(kept, generator=rng, dtype=torch.float64)
+        drawn: Params = {}
+        for name, mean in state["mean"].items():
+            z1 = torch.randn(mean.shape, generator=rng, dtype=mean.dtype).to(mean.device)
+            half = 0.5 if kept else 1.0
+            drawn[name] = mean + math.sqrt(self.scale * half) * state["variance"][name].sqrt() * z1
+            if kept:
+                weights = (math.sqrt(self.scale * 0.5 / (kept - 1)) * z2).to(mean.device, mean.dtype)
+                drawn[name] = drawn[name] + torch.tensordot(weights, state["deviations"][name], 1)
+        return drawn
+
+    outputs = push_draws
+
+
+def _collect(epoch: int, variables: Variables) -> None:
+    """Running moments of the iterates, and the last ones less the mean of their time."""
+    for name, weight in variables.weights.items():
+        mean, square = variables.extra[f"mean/{name}"], variables.extra[f"square/{name}"]
+        mean += (weight.detach() - mean) / epoch
+        square += (weight.detach() ** 2 - square) / epoch
+        deviations: Tensor | None = variables.extra.get(f"deviations/{name}")
+        if deviations is not None:
+            deviations[(epoch - 1) % len(deviations)] = weight.detach() - mean
+
+
+def _median_std(variance: Params) -> float:
+    return float(torch.cat([v.flatten() for v in variance.values()]).sqrt().median())
+
+
+SWAG.quick = SWAG(rank=10, training=replace(SWAG().training, epochs=10, learning_rate=0.05))

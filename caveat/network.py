@@ -1,0 +1,219 @@
+"""A network: a module, a likelihood and a prior as pure functions of its parameters.
+
+`Params` is a flat dict of tensors as `torch.func.functional_call` takes it. It holds the parameters that inference is
+about; buffers ride along where a draw owns them (BatchNorm statistics), and so does what a likelihood learned for that draw,
+under `hyper/` (the noise of an ensemble's member). Everything else (frozen parameters, other buffers) stays as it was in the
+copy of the module that the network keeps. The user's own module is never touched.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from caveat.batches import Inputs, tensors
+from caveat.likelihoods import Likelihood
+from caveat.priors import GaussianPrior, Params, Prior
+
+__all__ = ["Layer", "Network", "ParameterFilter", "Params"]
+
+ParameterFilter = str | Iterable[str] | Callable[[str, Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that owns parameters, and what inference may do with them."""
+
+    name: str
+    kind: str
+    parameters: int
+    selected: int  # how many of them inference is about
+    why: str  # why the others are not
+
+
+class Network:
+    """A private copy of a module, with the likelihood of its outputs and the prior of its weights.
+
+    Args:
+        module: any `nn.Module`; a compiled or data-parallel wrapper is taken off first.
+        likelihood: what the outputs say about the targets.
+        prior: over the selected parameters; `GaussianPrior(1.0)` unless given.
+        parameters: which parameters inference is about: a name pattern, several, or a predicate of (name, tensor).
+            Frozen ones (`requires_grad=False`) never are.
+        initialise: draws fresh weights in place on a module, for methods that start from several points. By default every
+            submodule's own `reset_parameters` is called.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | None = None,
+        parameters: ParameterFilter = "*",
+        initialise: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        self.module = _private_copy(module)
+        self.likelihood = likelihood
+        self.prior: Prior = GaussianPrior() if prior is None else prior
+        self.initialise = initialise
+        self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        self.names = _select(self.module, parameters)
+        self.module.requires_grad_(False).eval()
+
+    def params(self) -> Params:
+        """The selected parameters at the module's own values."""
+        own = dict(self.module.named_parameters())
+        return {name: own[name].detach().clone() for name in self.names}
+
+    def buffers(self) -> Params:
+        """The module's buffers at their own values."""
+        return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
+
+    def __call__(self, params: Params, x: Inputs, train: bool = False) -> Tensor:
+        """Outputs at these parameters; with `train`, buffers among `params` are updated in place."""
+        if self.module.training != train:
+            self.module.train(train)
+        values = {name: value for name, value in params.items() if not name.startswith("hyper/")}
+        args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+        outputs = functional_call(self.module, values, args, kwargs)
+        if train:  # a module may replace a buffer instead of writing into it
+            for name, value in values.items():
+                if value is not params[name]:
+                    params[name].copy_(value)
+        if isinstance(outputs, dict) and "logits" in outputs:
+            outputs = outputs["logits"]
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"the module returned a {type(outputs).__name__}; it must return one tensor of outputs")
+        return outputs
+
+    def fresh(self, rng: torch.Generator) -> Params:
+        """New initial values of the selected parameters, and of buffers, drawn as the module's layers draw them."""
+        module = copy.deepcopy(self.module)
+        before = {name: parameter.clone() for name, parameter in module.named_parameters()}
+        with torch.random.fork_rng(devices=_devices(module)), torch.no_grad():
+            torch.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+            (self.initialise or _reset)(module)
+        own = dict(module.named_parameters())
+        untouched = [n for n in self.names if own[n].numel() > 1 and torch.equal(own[n], before[n]) and bool(own[n].std() > 0)]
+        if untouched:
+            raise ValueError(
+                f"no fresh values could be drawn for {', '.join(untouched[:3])}: its module has no reset_parameters(); "
+                "pass initialise=function that draws new weights in place on a module"
+            )
+        values = {name: own[name].detach().clone() for name in self.names}
+        kept = dict(self.module.named_buffers())
+        return values | {name: b.detach().clone() for name, b in module.named_buffers() if not torch.equal(b, kept[name])}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the module's floating-point parameters."""
+        return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    def to(self, device: torch.device | str) -> "Network":
+        """This network on a device (itself when it is there already)."""
+        if torch.device(device) == self.device:
+            return self
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device)
+        return moved
+
+    def check_inputs(self, x: Inputs) -> None:
+        """Raise a ValueError for floating-point inputs of another type than the weights'."""
+        for tensor in tensors(x):
+            if tensor.is_floating_point() and tensor.dtype != self.dtype:
+                raise ValueError(
+                    f"inputs are {tensor.dtype} but the network's weights are {self.dtype}: "
+                    f"convert the inputs with x.to({self.dtype}), or the module with module.to({tensor.dtype})"
+                )
+
+    def fixed(self) -> Params:
+        """Every parameter and buffer that is not selected, at its own value: what a saved posterior needs beside its state."""
+        everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        return {name: value.detach() for name, value in everything.items() if name not in set(self.names)}
+
+    def with_fixed(self, values: Params) -> "Network":
+        """A network whose parameters and buffers of these names have these values."""
+        own = copy.copy(self)
+        own.module = copy.deepcopy(self.module)
+        targets = dict(own.module.named_parameters()) | dict(own.module.named_buffers())
+        with torch.no_grad():
+            for name, value in values.items():
+                targets[name].copy_(value)
+        return own
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers are selected."""
+        own = dict(self.module.named_parameters())
+        return sum(own[name].numel() for name in self.names)
+
+    def fingerprint(self) -> str:
+        """A digest of the names, shapes and types of all parameters and buffers and of which are selected."""
+        everything = [*self.module.named_parameters(), *self.module.named_buffers()]
+        listing = [[name, list(value.shape), str(value.dtype)] for name, value in everything]
+        return hashlib.sha256(json.dumps([listing, self.names]).encode()).hexdigest()
+
+    def layers(self) -> list[Layer]:
+        """Every submodule that owns parameters, and how many of them are selected."""
+        selected, found, seen = set(self.names), [], set()
+        for prefix, module in self.module.named_modules():
+            own = [(f"{prefix}.{n}" if prefix else n, p) for n, p in module.named_parameters(recurse=False) if p not in seen]
+            seen |= {p for _, p in own}
+            if own:
+                rest = [name for name, _ in own if name not in selected]
+                why = "frozen (requires_grad=False)" if rest and all(n in self.frozen for n in rest) else "left out by parameters="
+                counted = sum(p.numel() for name, p in own if name in selected)
+                total = sum(p.numel() for _, p in own)
+                found.append(Layer(prefix, type(module).__name__, total, counted, why if rest else ""))
+        return found
+
+
+def _private_copy(module: nn.Module) -> nn.Module:
+    for attribute, wrappers in (("_orig_mod", ("OptimizedModule",)), ("module", ("DataParallel", "DistributedDataParallel"))):
+        if type(module).__name__ in wrappers:
+            module = getattr(module, attribute)
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise ValueError(f"{lazy[0]} has no values yet (a lazy layer): run one batch through the module first")
+    try:
+        private = copy.deepcopy(module)
+    except Exception as error:
+        raise ValueError(f"the module cannot be copied, and its copy is what inference works on: {error}") from error
+    if not any(p.is_floating_point() for p in private.parameters()):
+        raise ValueError("the module has no floating-point parameters, so there is nothing to infer")
+    return private
+
+
+def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
+    """Names of the trainable parameters that the filter takes, in the module's order."""
+    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if callable(parameters):
+        names = tuple(name for name, p in trainable.items() if parameters(name, p))
+    else:
+        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+        names = tuple(name for name in trainable if any(fnmatchcase(name, pattern) for pattern in patterns))
+    if not names:
+        raise ValueError(f"parameters={parameters!r} selects none of the module's trainable parameters: {list(trainable)[:8]}")
+    return names
+
+
+def _reset(module: nn.Module) -> None:
+    for child in module.modules():
+        reset = getattr(child, "reset_parameters", None) or getattr(child, "_reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+def _devices(module: nn.Module) -> list[torch.device]:
+    return sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)

@@ -1,0 +1,206 @@
+"""Small multiples: one panel a run, all on the same axes, so that panels can be compared at a glance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from caveat.evaluate.calibration import Reliability, reliability
+from caveat.report.compare import uncertainty
+from caveat.report.drawing import Plot, Style, diagonal, figure, graph_objects, line, safe, styles
+from caveat.report.runs import Run, Scored
+from caveat.report.tables import NOTHING, format_number
+
+BINS = 15
+FEWEST = 5  # rows that a bin of the reliability diagram needs to be drawn
+LEVELS = np.arange(1, 20) / 20  # nominal levels of central intervals
+SHOWN_OUTPUTS = 3
+SHOWN_ROWS = 150
+
+
+def reliability_panels(runs: Sequence[Run]) -> list[Plot]:
+    """Accuracy against confidence: clean data as filled marks, all shifted data together as open marks."""
+    plots = []
+    for run in runs:
+        style = styles(runs)[run.label]
+        shifted = [scored for family in run.shifts.values() for scored in family]
+        groups = [("clean", [run.clean] if run.clean else []), ("shifted", shifted)]
+        traces, words = [], []
+        for name, scored in groups:
+            if not scored:
+                continue
+            diagram = _reliability(scored)
+            traces.append(_reliability_trace(style, name, diagram))
+            words.append(f"on {name} data {_calibration_words(diagram)}")
+        ece = run.clean.metrics.get("ece", NOTHING).mean if run.clean else None
+        x = {"title": {"text": "Confidence"}, "range": [0, 1.03], "tickformat": ".0%"}
+        y = {"title": {"text": "Accuracy"}, "range": [0, 1.03], "tickformat": ".0%"}
+        drawn = figure(traces, x, y, height=280, layout={"shapes": [diagonal()], **_legend(len(traces) > 1)})
+        text = f"Reliability of {run.label}: {'; '.join(words)}."
+        plots.append(Plot(f"{run.label} · ECE {format_number(ece)}", text, drawn, style.index))
+    return plots
+
+
+def _reliability(scored: Sequence[Scored]) -> Reliability:
+    probs = np.concatenate([data.predictions["probs"] for data in scored])
+    targets = np.concatenate([data.predictions["targets"] for data in scored])
+    return reliability(torch.from_numpy(probs), torch.from_numpy(targets), bins=BINS)
+
+
+def _reliability_trace(style: Style, name: str, diagram: Reliability) -> Any:
+    filled = diagram.count.numpy() >= FEWEST
+    confidence, accuracy, count = (
+        part.numpy()[filled] for part in (diagram.confidence, diagram.accuracy, diagram.count)
+    )
+    low, high = _wilson(accuracy, count)
+    clean = name == "clean"
+    return graph_objects().Scatter(
+        x=confidence.astype(np.float32),
+        y=accuracy.astype(np.float32),
+        customdata=count.astype(np.int32),
+        error_y={"array": high - accuracy, "arrayminus": accuracy - low, "thickness": 1, "width": 0},
+        mode="lines+markers",
+        line={"color": style.colour, "width": 2 if clean else 1.25, "dash": "solid" if clean else "dash"},
+        marker={
+            "symbol": "circle" if clean else "circle-open",
+            "color": style.colour,
+            "size": 4 + 9 * np.sqrt(count / count.max(initial=1)),
+            "line": {"width": 1.5, "color": style.colour},
+        },
+        name=name,
+        cliponaxis=False,
+        hovertemplate=f"{name}<br>confidence %{{x:.1%}}<br>accuracy %{{y:.1%}}<br>%{{customdata}} rows<extra></extra>",
+    )
+
+
+def _wilson(share: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's interval of one standard error for a share; unlike +-se it keeps a width at 0 and at 1."""
+    centre = (share + 0.5 / count) / (1 + 1 / count)
+    reach = np.sqrt(share * (1 - share) / count + 0.25 / count**2) / (1 + 1 / count)
+    return np.minimum(centre - reach, share), np.maximum(centre + reach, share)
+
+
+def _calibration_words(diagram: Reliability) -> str:
+    weight = diagram.count / diagram.count.sum()
+    gap = float((weight * (diagram.confidence - diagram.accuracy)).nansum())
+    direction = "over-confident" if gap > 0 else "under-confident"
+    return f"{direction} by {abs(gap):.1%} on average"
+
+
+def entropy_panels(runs: Sequence[Run], name: str) -> list[Plot]:
+    """Histograms of uncertainty on clean data (filled) and on one out-of-distribution set (line)."""
+    shown = [run for run in runs if run.clean and name in run.by_name and "probs" in run.by_name[name].predictions]
+    if not shown:
+        return []
+    classes = shown[0].by_name[name].predictions["probs"].shape[1]
+    edges = np.linspace(0, math.log(classes), 25)
+    shares = {}
+    for run in shown:
+        both = (run.clean, run.by_name[name])
+        values = [uncertainty(scored.predictions).clip(edges[0], edges[-1]) for scored in both if scored]
+        shares[run.label] = [np.histogram(value, edges)[0] / len(value) for value in values]
+    top = max(float(share.max()) for pair in shares.values() for share in pair)
+    return [_entropy_panel(runs, run, name, edges, shares[run.label], top) for run in shown]
+
+
+def _entropy_panel(
+    runs: Sequence[Run], run: Run, name: str, edges: np.ndarray, shares: list[np.ndarray], top: float
+) -> Plot:
+    go, style = graph_objects(), styles(runs)[run.label]
+    middles, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+    hover = "entropy %{x:.2f}<br>%{y:.1%} of rows<extra></extra>"
+    inside = go.Bar(
+        x=middles.astype(np.float32),
+        y=shares[0].astype(np.float32),
+        width=width,
+        marker={"color": style.faint(0.45), "line": {"width": 0}},
+        name="clean",
+        hovertemplate="clean<br>" + hover,
+    )
+    outside = go.Scatter(
+        x=np.concatenate([edges[:1], middles, edges[-1:]]).astype(np.float32),
+        y=np.concatenate([[0], shares[1], [0]]).astype(np.float32),
+        line={"shape": "hvh", "color": style.colour, "width": 2.25},
+        mode="lines",
+        name=safe(name),
+        hovertemplate=safe(name) + "<br>" + hover,
+    )
+    auroc = run.by_name[name].metrics.get("auroc_entropy", NOTHING).mean
+    x = {"title": {"text": "Entropy, nats"}, "range": [0, float(edges[-1])]}
+    y = {"title": {"text": "Share of rows"}, "tickformat": ".0%", "range": [0, top * 1.05]}
+    means = [format_number(float(share @ middles)) for share in shares]
+    text = f"Entropy under {run.label}: mean {means[0]} nats on clean data, {means[1]} on {name}."
+    drawn = figure([inside, outside], x, y, height=260, layout={"bargap": 0, **_legend(True)})
+    return Plot(f"{run.label} · AUROC {format_number(auroc)}", text, drawn, style.index)
+
+
+def _legend(shown: bool) -> dict[str, object]:
+    place = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False}
+    return {"showlegend": True, "legend": place, "margin": {"l": 56, "r": 14, "t": 34, "b": 48}} if shown else {}
+
+
+def coverage_plot(runs: Sequence[Run], title: str, names: Sequence[str]) -> Plot:
+    """Share of targets inside the central interval of each nominal level: |PIT - 1/2| <= level / 2."""
+    traces, words = [], []
+    for run in runs:
+        style = styles(runs)[run.label]
+        pits = [run.by_name[name].predictions["pit"].ravel() for name in names if name in run.by_name]
+        if not pits:
+            continue
+        distance = 2 * np.abs(np.concatenate(pits).astype(np.float64) - 0.5)  # [M]
+        share = (distance[:, None] <= LEVELS + 1e-9).mean(axis=0)  # [L]
+        hover = "nominal %{x:.0%}<br>covered %{y:.1%}"
+        traces.append(line(style, run.label, LEVELS, share, hover, markers=True))
+        words.append(f"{run.label} covers {share[17]:.0%} at 90%")
+    x = {"title": {"text": "Nominal level of the interval"}, "range": [0, 1.02], "tickformat": ".0%"}
+    y = {"title": {"text": "Targets inside it"}, "range": [0, 1.02], "tickformat": ".0%"}
+    drawn = figure(traces, x, y, height=340, layout={"shapes": [diagonal()]})
+    return Plot(title, f"Coverage against nominal level on {title}: {'; '.join(words)}.", drawn)
+
+
+def interval_panels(runs: Sequence[Run]) -> list[Plot]:
+    """Predicted against true on clean data, with 90% intervals; crosses are targets outside theirs."""
+    plots = []
+    for run in runs:
+        if run.clean is None:
+            continue
+        arrays = run.clean.predictions
+        outputs = arrays["targets"].shape[1]
+        for output in range(min(outputs, SHOWN_OUTPUTS)):
+            columns = [arrays[key][:, output] for key in ("targets", "mean", "lower_90", "upper_90")]
+            plots.append(_interval_panel(runs, run, columns, f" · output {output}" if outputs > 1 else ""))
+    return plots
+
+
+def _interval_panel(runs: Sequence[Run], run: Run, columns: list[np.ndarray], suffix: str) -> Plot:
+    style = styles(runs)[run.label]
+    order = np.argsort(columns[0], kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_ROWS).astype(int))]
+    targets, mean, lower, upper = (column[chosen].astype(np.float32) for column in columns)
+    inside = (lower <= targets) & (targets <= upper)
+    trace = graph_objects().Scatter(
+        x=targets,
+        y=mean,
+        error_y={
+            "array": upper - mean,
+            "arrayminus": mean - lower,
+            "thickness": 1,
+            "width": 0,
+            "color": style.faint(0.35),
+        },
+        mode="markers",
+        marker={"color": style.colour, "size": np.where(inside, 4, 7), "symbol": np.where(inside, "circle", "x")},
+        hovertemplate="true %{x:.4~g}<br>predicted %{y:.4~g}<extra></extra>",
+    )
+    low, high = float(targets.min()), float(targets.max())
+    same = {**diagonal(), "x0": low, "y0": low, "x1": high, "y1": high}
+    score = run.clean.metrics.get("rmse", NOTHING).mean if run.clean else None
+    words = f"{inside.mean():.0%} of the {len(chosen)} rows shown lie in their interval"
+    text = f"Predicted against true under {run.label}{suffix}: {words}."
+    x, y = ({"title": {"text": f"{word} value"}} for word in ("True", "Predicted"))
+    drawn = figure([trace], x, y, layout={"shapes": [same]})
+    return Plot(f"{run.label}{suffix} · RMSE {format_number(score)}", text, drawn, style.index)

@@ -1,0 +1,181 @@
+"""The page's sections, from the summary to the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+
+from caveat.report.drawing import styles
+from caveat.report.markup import draw, fold, plot_figure, plural, section, swatch
+from caveat.report.panels import coverage_plot, entropy_panels, interval_panels, reliability_panels
+from caveat.report.plots import cost_plots, gain_plot, risk_coverage_plot, severity_curves
+from caveat.report.runs import Run, Score
+from caveat.report.summary import Answer, answers, baseline, listed, verdicts
+from caveat.report.tables import METRICS, families, format_error, format_mean, outside_names
+from caveat.report.tables import table as metrics_table
+
+OPEN_FAMILIES = 3  # further shift families are folded
+
+
+def summary_section(runs: Sequence[Run]) -> str:
+    """The best run for each question, and how every run compares with the baseline."""
+    found, style = answers(runs), styles(runs)
+    cards = "".join(
+        f'<article class="answer" style="--colour:{style[answer.best].colour}"><h3>{escape(answer.question)}</h3>'
+        f'<p class="best">{escape(answer.best)}</p><p class="value">{escape(answer.value)}</p>'
+        f"<p>{escape(answer.sentence)}</p></article>"
+        for answer in found
+    )
+    body = f'<div class="answers">{cards}</div>' if cards else "<p>No data set with targets was scored.</p>"
+    warned = [f"{run.label} ({len(run.info['warnings'])})" for run in runs if run.info.get("warnings")]
+    if warned:
+        link = '<a href="#configuration">how they were fitted</a>'
+        body += f'<p class="note">Fits with warnings: {escape(listed(warned))}; see {link}.</p>'
+    return section("summary", "In short", _lead(runs), body + _against_baseline(runs, found))
+
+
+def _lead(runs: Sequence[Run]) -> str:
+    parts = [f"{plural(run.clean.rows, 'clean test row')}" for run in runs if run.clean][:1]
+    shifts, outside = families(runs), outside_names(runs)
+    if shifts:
+        parts.append(f"{plural(len(shifts), 'kind')} of shift ({', '.join(shifts)})")
+    if outside:
+        parts.append(f"data from elsewhere ({', '.join(outside)})")
+    return f"{plural(len(runs), 'run')}, judged on {listed(parts)}."
+
+
+def _against_baseline(runs: Sequence[Run], found: Sequence[Answer]) -> str:
+    base = baseline(runs)
+    compared = [answer for answer in found if answer.against_baseline]
+    if base is None:
+        return '<p class="note">There is no MAP run here, so nothing says what the runs gain over a plain network.</p>'
+    if not compared:
+        return ""
+    figures = "".join(plot_figure(gain_plot(runs, answer), _verdict_list(answer, base.label)) for answer in compared)
+    return (
+        f'<h3>Compared with {escape(base.label)}</h3><div class="grid">{figures}</div>'
+        '<p class="quiet">Gains are paired, row by row, with 95% intervals over test rows. They do not say what '
+        "another training seed would give.</p>"
+    )
+
+
+def _verdict_list(answer: Answer, base: str) -> str:
+    words = {
+        "better": f"Better than {base}",
+        "not distinguishable": f"Not distinguishable from {base}",
+        "worse": f"Worse than {base}",
+    }
+    items = "".join(
+        f'<li class="{verdict.split()[0]}"><b>{escape(words[verdict])}:</b> {escape(listed(labels))}</li>'
+        for verdict, labels in verdicts(answer).items()
+        if labels
+    )
+    return f'<ul class="verdicts">{items}</ul>'
+
+
+def table_section(runs: Sequence[Run]) -> str:
+    """The results table, sortable by its column heads."""
+    table, style = metrics_table(runs), styles(runs)
+    groups = "".join(
+        f'<th scope="colgroup" class="start" colspan="{len(list(columns))}">{escape(group)}</th>'
+        for group, columns in groupby(table.columns, key=lambda column: column.group)
+    )
+    before = [None, *(column.group for column in table.columns)]
+    start = [" start" if column.group != before[i] else "" for i, column in enumerate(table.columns)]
+    heads = "".join(
+        f'<th scope="col" class="{start[i]}" data-key="{escape(column.key)}" aria-sort="none"><button type="button" '
+        f'title="{escape(METRICS[column.metric].meaning)}">{escape(METRICS[column.metric].title)}</button></th>'
+        for i, column in enumerate(table.columns)
+    )
+    best = [table.best(index) for index in range(len(table.columns))]
+    rows = ""
+    for row, label in enumerate(table.labels):
+        cells = "".join(
+            _cell(table.columns[i].metric, score, row in best[i], start[i]) for i, score in enumerate(table.cells[row])
+        )
+        name = f'<th scope="row">{swatch(style[label])}{escape(label)}</th>'
+        rows += f'<tr data-run="{style[label].index}">{name}{cells}</tr>'
+    caption = "Mean ± standard error over test rows, best in bold. Columns of a shift are means over its severities."
+    head = f'<thead><tr><td></td>{groups}</tr><tr><th scope="col">Run</th>{heads}</tr></thead>'
+    body = (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Results table, scrolls sideways">'
+        f'<table class="results" id="table"><caption><span>{caption}</span></caption>{head}<tbody>{rows}</tbody></table></div>'
+    )
+    lead = "Press a column's head to sort by it, best first; press again to turn it round."
+    return section("results", "Results", lead, body)
+
+
+def _cell(metric: str, score: Score, best: bool, start: str) -> str:
+    loss = "" if score.mean is None else METRICS[metric].loss(score.mean)
+    error = "" if score.stderr is None else f' <span class="stderr">±{format_error(score.stderr)}</span>'
+    mark = '<span class="hidden"> (best)</span>' if best else ""
+    name = f"{'best' if best else ''}{start}"
+    return f'<td class="{name}" data-loss="{loss}">{format_mean(metric, score.mean)}{mark}{error}</td>'
+
+
+def shift_section(runs: Sequence[Run]) -> str:
+    """Curves against severity for each family."""
+    drawn = [(family, severity_curves(runs, family)) for family in families(runs)]
+    drawn = [(family, plots) for family, plots in drawn if plots]
+    body = "".join(fold(family, "", draw(plots), i < OPEN_FAMILIES) for i, (family, plots) in enumerate(drawn))
+    lead = (
+        "The same test rows, made harder step by step. A good posterior grows unsure as it grows wrong. "
+        "Bands are one standard error."
+    )
+    return section("shift", "Under shift", lead, body)
+
+
+def classification_sections(runs: Sequence[Run]) -> str:
+    """Reliability, entropy out of distribution, risk against coverage."""
+    reliability_lead = (
+        "Points on the dotted line are calibrated; below it, the network is over-confident. Larger points hold more "
+        "rows; bars are one standard error; bins of fewer than five rows are left out."
+    )
+    outside_lead = (
+        "Entropy on clean data (filled) and on data of no known class (line). The less they overlap, the higher the "
+        "AUROC."
+    )
+    refusal_lead = (
+        "Error rate when only the least uncertain rows are kept. Lower is better; a steep fall to the left means that "
+        "uncertainty finds the mistakes."
+    )
+    panels = [(name, draw(entropy_panels(runs, name), "small")) for name in outside_names(runs)]
+    outside = "".join(f"<h3>{escape(name)}</h3>{panel}" for name, panel in panels if panel)
+    refusal = draw([risk_coverage_plot(runs, title, names) for title, names in _test_groups(runs)])
+    calibration = draw(reliability_panels(runs), "small")
+    return (
+        section("reliability", "Does confidence match accuracy?", reliability_lead, calibration)
+        + section("outside", "Does it notice data from elsewhere?", outside_lead, outside)
+        + section("refusal", "What if it may refuse?", refusal_lead, refusal)
+    )
+
+
+def regression_sections(runs: Sequence[Run]) -> str:
+    """Coverage against nominal level, and predictions with their intervals."""
+    coverage_lead = (
+        "Share of targets inside the central interval of each level. Below the dotted line intervals are too narrow, "
+        "above it too wide."
+    )
+    interval_lead = (
+        "Clean data with 90% intervals; of a large set, rows spread evenly over the order of the targets. Crosses are "
+        "targets outside their interval."
+    )
+    coverage = draw([coverage_plot(runs, title, names) for title, names in _test_groups(runs)])
+    return section("coverage", "Do the intervals hold what they promise?", coverage_lead, coverage) + section(
+        "intervals", "Predicted against true", interval_lead, draw(interval_panels(runs), "small")
+    )
+
+
+def _test_groups(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    groups = [("clean data", [run.clean.name]) for run in runs if run.clean][:1]
+    for family in families(runs):
+        names = list(dict.fromkeys(scored.name for run in runs for scored in run.shifts.get(family, ())))
+        groups.append((f"{family}, all severities" if len(names) > 1 else family, names))
+    return groups
+
+
+def cost_section(runs: Sequence[Run]) -> str:
+    """Quality against cost."""
+    lead = "Down and to the left is better: a lower NLL for less. Bars are one standard error."
+    return section("cost", "What it costs", lead, draw(cost_plots(runs)))

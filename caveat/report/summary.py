@@ -1,0 +1,121 @@
+"""The answers a reader came for, in plain words: which run is best, by how much, and is that more than chance?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from caveat.report.compare import Gain, auroc_gain, log_prob_gain
+from caveat.report.runs import Run, Score
+from caveat.report.tables import NOTHING, OUTSIDE, format_error, format_number, mean_score, outside_names
+
+
+@dataclass(frozen=True)
+class Question:
+    """`score` is a run's value, `gain` compares two runs, `sign` is +1 where higher is better."""
+
+    title: str
+    metric: str
+    unit: str  # of a gain
+    sign: int
+    score: Callable[[Run], Score]
+    gain: Callable[[Run, Run], Gain | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question answered: the best run, how it stands to the next, and every run's gain over the baseline."""
+
+    question: str
+    unit: str
+    best: str
+    value: str
+    sentence: str
+    against_baseline: dict[str, Gain]
+
+
+def baseline(runs: Sequence[Run]) -> Run | None:
+    """The MAP run that the others are compared with: the first there is."""
+    return next((run for run in runs if run.method == "map"), None)
+
+
+def answers(runs: Sequence[Run]) -> list[Answer]:
+    """One answer each for clean data, shifted data, and every out-of-distribution set, where there are any."""
+    found = (_answer(question, runs) for question in _questions(runs))
+    return [answer for answer in found if answer is not None]
+
+
+def _questions(runs: Sequence[Run]) -> list[Question]:
+    clean = [run.clean.name for run in runs[:1] if run.clean]
+    shifted = [scored.name for family in runs[0].shifts.values() for scored in family]
+    shifted = [name for name in shifted if all(name in run.by_name for run in runs)]
+    likelihood = [("On clean data", clean), ("Under shift", shifted)]
+    questions = [_likelihood_question(title, names) for title, names in likelihood if names]
+    return questions + [_outside_question(name) for name in outside_names(runs)]
+
+
+def _likelihood_question(title: str, names: Sequence[str]) -> Question:
+    def score(run: Run) -> Score:
+        known = all(name in run.by_name for name in names)
+        return mean_score([run.by_name[name] for name in names], "nll") if known else NOTHING
+
+    return Question(title, "NLL", "nats a row", -1, score, lambda run, other: log_prob_gain(run, other, names))
+
+
+def _outside_question(name: str) -> Question:
+    def score(run: Run) -> Score:
+        metrics = run.by_name[name].metrics if name in run.by_name else {}
+        return next((metrics[key] for key in OUTSIDE if key in metrics), NOTHING)
+
+    title = f"Telling {name} from clean data"
+    return Question(title, "AUROC", "in AUROC", 1, score, lambda run, other: auroc_gain(run, other, name))
+
+
+def _answer(question: Question, runs: Sequence[Run]) -> Answer | None:
+    scores = {run.label: question.score(run) for run in runs}
+    losses = {label: -question.sign * score.mean for label, score in scores.items() if score.mean is not None}
+    ranked = sorted((run for run in runs if run.label in losses), key=lambda run: losses[run.label])
+    if not ranked:
+        return None
+    best = scores[ranked[0].label]
+    error = "" if best.stderr is None else f" ± {format_error(best.stderr)}"
+    sentences = [_runner_up(question, ranked[0], ranked[1])] if len(ranked) > 1 else []
+    unknown = [run.label for run in runs if run.label not in losses]
+    if unknown:
+        sentences.append(f"No finite {question.metric} for {listed(unknown)}.")
+    base = baseline(runs)
+    gains = {run.label: question.gain(run, base) for run in runs if base and run is not base}
+    return Answer(
+        question=question.title,
+        unit=question.unit,
+        best=ranked[0].label,
+        value=f"{question.metric} {format_number(best.mean)}{error}",
+        sentence=" ".join(sentences),
+        against_baseline={label: gain for label, gain in gains.items() if gain is not None},
+    )
+
+
+def _runner_up(question: Question, best: Run, second: Run) -> str:
+    gain = question.gain(best, second)
+    extreme = "highest" if question.sign > 0 else "lowest"
+    if gain is None:
+        return f"The {extreme} {question.metric}; {second.label} comes next."
+    size = f"{format_number(gain.mean)} {question.unit}"
+    interval = f"95% interval {format_number(gain.low)} to {format_number(gain.high)}"
+    if gain.verdict == "better":
+        return f"The {extreme} {question.metric}, ahead of {second.label} by {size} ({interval})."
+    return (
+        f"The {extreme} {question.metric}, but {second.label} cannot be told apart from it: "
+        f"they differ by {size} ({interval})."
+    )
+
+
+def verdicts(answer: Answer) -> dict[str, list[str]]:
+    """Labels by verdict against the baseline, in the order better, not distinguishable, worse."""
+    order = ("better", "not distinguishable", "worse")
+    return {word: [label for label, gain in answer.against_baseline.items() if gain.verdict == word] for word in order}
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

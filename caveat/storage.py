@@ -1,0 +1,216 @@
+"""Files: safetensors and json, written whole or not at all, checked when they are read. Nothing is unpickled.
+
+A posterior is a folder of `posterior.json` (what it is) and `state.safetensors` (its tensors, named `group/name`).
+The json carries a checksum of itself and of the tensor file, so a cut or edited folder is refused with a reason.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import typing
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+__all__ = [
+    "FORMAT",
+    "CorruptFile",
+    "State",
+    "decode",
+    "encode",
+    "new_folder",
+    "read_json",
+    "read_state",
+    "stored_bytes",
+    "write_arrays",
+    "write_json",
+    "write_state",
+]
+
+FORMAT = 1
+State = dict[str, dict[str, Tensor]]  # group -> name -> tensor
+
+_MAPPED_ABOVE = 64 * 2**20  # larger tensors stay on disk until they are used
+_SAMPLED_ABOVE = 256 * 2**20  # larger files are checked by 256 blocks of 1 MiB spread over them
+
+
+class CorruptFile(ValueError):
+    """A file that is cut, edited, of another format version, or not what it should be."""
+
+
+@contextmanager
+def _whole(path: Path) -> typing.Iterator[Path]:
+    """A temporary file beside `path` that takes its place only when everything went well."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def new_folder(path: str | Path, overwrite: bool = False) -> typing.Iterator[Path]:
+    """A folder that appears at `path` only when the block ends well; an existing one is refused or replaced whole."""
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: choose another folder, or pass overwrite=True to replace it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        if path.exists():
+            retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            path.rename(retired / path.name)
+            temporary.rename(path)
+            shutil.rmtree(retired)
+        else:
+            temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a json object with a checksum of itself."""
+    sealed = dict(content) | {"checksum": _checksum(content)}
+    with _whole(path) as temporary:
+        temporary.write_text(json.dumps(sealed, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a json object and check its checksum and format version."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        content = json.loads(path.read_text())
+        claimed = content.pop("checksum")
+        version = content["format"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptFile(f"{path} is not a whole file of this library ({type(error).__name__}: {error})") from error
+    if version != FORMAT:
+        raise CorruptFile(f"{path} has format version {version}, this library reads version {FORMAT}")
+    if claimed != _checksum(content):
+        raise CorruptFile(f"{path} was changed after it was written: its checksum does not match")
+    return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def write_state(path: Path, state: State) -> str:
+    """Write grouped tensors; returns the file's digest."""
+    flat = {f"{group}/{name}": tensor for group, tensors in state.items() for name, tensor in tensors.items()}
+    owned: set[int] = set()
+    ready: dict[str, Tensor] = {}
+    for name, tensor in flat.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        ready[name] = tensor.clone() if storage in owned else tensor  # safetensors refuses tensors that share memory
+        owned.add(storage)
+    with _whole(path) as temporary:
+        save_file(ready, temporary, metadata={"groups": json.dumps(list(state)), "order": json.dumps(list(flat))})
+        digest = _digest(temporary)
+    return digest
+
+
+def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
+    """Write named arrays as a compressed npz file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _whole(path) as temporary, temporary.open("wb") as file:
+        numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> State:
+    """Read grouped tensors (large ones memory-mapped on the CPU) after checking the file against its digest."""
+    if not path.is_file():
+        raise CorruptFile(f"{path} is missing")
+    if _digest(path) != digest:
+        raise CorruptFile(f"{path} is cut or was changed after it was written: its digest does not match")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            state: State = {group: {} for group in json.loads(file.metadata()["groups"])}
+            for key in json.loads(file.metadata()["order"]):  # draws depend on the order, which the format does not keep
+                group, name = key.split("/", 1)
+                tensor = file.get_tensor(key)
+                small = tensor.numel() * tensor.element_size() < _MAPPED_ABOVE
+                state[group][name] = tensor.clone() if small else tensor  # a clone is aligned, so products round as before
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CorruptFile(f"{path} is not a whole safetensors file ({error})") from error
+    return state
+
+
+def _digest(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= _SAMPLED_ABOVE:
+            while block := file.read(2**20):
+                digest.update(block)
+        else:
+            for k in range(256):
+                file.seek(k * (size - 2**20) // 255)
+                digest.update(file.read(2**20))
+    return digest.hexdigest()
+
+
+def stored_bytes(state: State) -> int:
+    """The bytes that the tensors of a state take on disk."""
+    return sum(tensor.numel() * tensor.element_size() for group in state.values() for tensor in group.values())
+
+
+def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """A dataclass as json; tensors inside it go to `tensors` under their path and are referred to by it."""
+    if isinstance(value, Tensor):
+        tensors[where] = value
+        return {"tensor": where}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: encode(getattr(value, f.name), tensors, f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, "fields": fields}
+    if isinstance(value, Mapping):
+        return {"mapping": [[key, encode(item, tensors, f"{where}.{i}")] for i, (key, item) in enumerate(value.items())]}
+    if isinstance(value, list | tuple):
+        return [encode(item, tensors, f"{where}.{i}") for i, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{where} holds a {type(value).__name__}, which cannot be saved: use numbers, strings, tensors or tuples")
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -> Any:
+    """The inverse of `encode`: only the classes given are ever made."""
+    known = {cls.__name__: cls for cls in classes}
+
+    def make(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(make(item) for item in value)
+        if not isinstance(value, dict):
+            return value
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        if "mapping" in value:
+            return {key: make(item) for key, item in value["mapping"]}
+        if value["type"] not in known:
+            raise CorruptFile(f"{value['type']} is not a class of this library: pass it, as in load(..., classes=[{value['type']}])")
+        return known[value["type"]](**{name: make(item) for name, item in value["fields"].items()})
+
+    return make(value)

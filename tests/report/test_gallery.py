@@ -1,0 +1,52 @@
+import io
+
+import numpy as np
+import pytest
+
+from caveat.report import read
+from caveat.report.gallery import exhibits, gallery_section, png
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 9), (4, 7, 3)])
+def test_png_is_read_back_by_pillow(shape):
+    image_module = pytest.importorskip("PIL.Image")
+    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    assert np.array_equal(np.asarray(image_module.open(io.BytesIO(png(image)))), image)
+
+
+def test_only_mistakes_are_shown_the_surest_first(classification):
+    runs = read(classification)
+    clean, outside = exhibits(runs)
+    probs = np.stack([run.clean.predictions["probs"][clean.positions] for run in runs])
+    wrong = probs.argmax(axis=2) != clean.targets[clean.positions]
+    assert wrong.any(axis=0).all()
+    sure = (probs.max(axis=2) * wrong).sum(axis=0)
+    assert list(sure) == sorted(sure, reverse=True)
+    every = runs[0].clean.predictions["thumbnail_rows"]
+    missed = [run.clean.predictions["probs"].argmax(axis=1) != clean.targets for run in runs]
+    assert set(clean.positions) == {row for row in every if np.any([one[row] for one in missed])}
+    assert outside.targets is None
+    assert len(outside.positions) == 6
+
+
+def test_a_run_without_thumbnails_is_shown_too(classification):
+    for run in ("map", "swag"):
+        path = classification / run / "predictions" / "clean.npz"
+        arrays = {key: value for key, value in np.load(path).items() if not key.startswith("thumbnail")}
+        np.savez(path, **arrays)
+    assert list(exhibits(read(classification))[0].said) == ["MAP", "Deep ensemble", "SWAG"]
+
+
+def test_no_thumbnails_no_gallery(binary):
+    assert gallery_section(read(binary)) == ""
+
+
+def test_cards_say_what_each_run_said(classification):
+    runs = read(classification)
+    position = int(exhibits(runs)[0].positions[0])
+    text = gallery_section(runs)
+    target = runs[0].clean.predictions["targets"][position]
+    assert f"true label {runs[0].class_names[target]}" in text
+    probs = runs[2].clean.predictions["probs"][position]
+    assert f"{probs.max():.0%}" in text
+    assert runs[0].class_names[probs.argmax()] in text

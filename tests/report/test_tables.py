@@ -1,0 +1,102 @@
+import csv
+
+import pytest
+
+from caveat.report import format_text, read, table, write_csv
+from caveat.report.tables import format_bytes, format_error, format_number, format_seconds
+
+
+def cell(runs, label, key):
+    found = table(runs)
+    index = [column.key for column in found.columns].index(key)
+    return found.cells[found.labels.index(label)][index]
+
+
+def test_one_row_a_run_with_means_over_the_family(classification):
+    runs = read(classification)
+    rotated = [scored.predictions for scored in runs[1].shifts["rotated"]]
+    by_hand = sum(-one["log_prob"].astype(float).mean() for one in rotated) / 3
+    errors = [one["log_prob"].astype(float).std(ddof=1) / 120**0.5 for one in rotated]
+    assert cell(runs, "Deep ensemble", "rotated.nll").mean == pytest.approx(by_hand, rel=1e-5)
+    assert cell(runs, "Deep ensemble", "rotated.nll").stderr == pytest.approx(sum(errors) / 3, rel=1e-5)
+    accuracy = (runs[0].clean.predictions["probs"].argmax(1) == runs[0].clean.predictions["targets"]).mean()
+    assert cell(runs, "MAP", "accuracy").mean == pytest.approx(accuracy)
+    assert cell(runs, "Deep ensemble", "seconds").mean == 15.0
+    assert 0.5 < cell(runs, "Deep ensemble", "photographs.auroc_entropy").mean <= 1.0
+
+
+def test_columns_nobody_filled_are_left_out(binary, change_metrics):
+    change_metrics(binary / "laplace", lambda content: content["info"].pop("stored_bytes"))
+    assert [column.key for column in table(read(binary)).columns] == ["accuracy", "nll", "brier", "ece", "seconds"]
+
+
+def test_a_null_mean_leaves_the_family_unknown(classification, change_metrics):
+    change_metrics(classification / "swag", lambda c: c["data"][2]["metrics"]["nll"].update(mean=None))
+    assert cell(read(classification), "SWAG", "rotated.nll").mean is None
+    assert cell(read(classification), "MAP", "rotated.nll").mean is not None
+
+
+def test_best_knows_which_way_is_better(classification, regression):
+    found = table(read(classification))
+    keys = [column.key for column in found.columns]
+    for key, better in (("accuracy", max), ("nll", min)):
+        means = [row[keys.index(key)].mean for row in found.cells]
+        assert found.best(keys.index(key)) == {i for i, mean in enumerate(means) if mean == better(means)}
+    found = table(read(regression))
+    coverage = [column.key for column in found.columns].index("coverage_90")
+    assert found.best(coverage) == {1}  # MAP covers far less than 90%, the other nearly that
+
+
+def test_one_run_is_not_called_best(binary):
+    found = table(read(binary))
+    assert all(found.best(index) == set() for index in range(len(found.columns)))
+
+
+def test_text_is_aligned_and_narrow(classification):
+    found = table(read(classification))
+    text = format_text(found, width=60)
+    blocks = [block.split("\n") for block in text.split("\n\n")]
+    assert len(blocks) > 1
+    assert max(len(line) for block in blocks for line in block) <= 60
+    for block in blocks:
+        assert [line.split("  ")[0].strip() for line in block[2:]] == ["MAP", "Deep ensemble", "SWAG"]
+    assert text.count("*") >= len(found.columns)
+    assert format_text(found, width=1000).count("\n") == 4
+
+
+def test_csv_is_tidy(classification, tmp_path):
+    runs = read(classification)
+    path = write_csv(runs, tmp_path / "deep" / "results.csv")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(scored.metrics) for run in runs for scored in run.data)
+    assert list(rows[0]) == ["label", "method", "data", "family", "severity", "metric", "mean", "stderr"]
+    wanted = {"label": "SWAG", "data": "rotated 30", "metric": "nll"}
+    (row,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    assert (row["method"], row["family"], float(row["severity"])) == ("swag", "rotated", 30.0)
+    assert float(row["mean"]) == runs[2].by_name["rotated 30"].metrics["nll"].mean
+    (clean,) = [row for row in rows if (row["label"], row["data"], row["metric"]) == ("MAP", "clean", "ece")]
+    assert (clean["severity"], clean["stderr"]) == ("", "")
+    assert [file.name for file in path.parent.iterdir()] == ["results.csv"]  # no temporary file stays
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (format_number(0.9722), "0.972"),
+        (format_number(0.00414), "0.0041"),
+        (format_number(-3.2e-6), "−3.2e−06"),
+        (format_number(12345.6), "12,346"),
+        (format_number(None), "–"),
+        (format_error(0.02), "0.020"),
+        (format_error(9.96), "10"),
+        (format_seconds(0.0312), "31.2 ms"),
+        (format_seconds(200), "3 min 20 s"),
+        (format_seconds(9000), "2.5 h"),
+        (format_bytes(812), "812 B"),
+        (format_bytes(999_900), "1 MB"),
+        (format_bytes(40_200), "40.2 kB"),
+    ],
+)
+def test_numbers_a_person_reads(written, expected):
+    assert written == expected
