@@ -1,9 +1,9 @@
 """A network: a module, a likelihood and a prior as pure functions of its parameters.
 
 `Params` is a flat dict of tensors as `torch.func.functional_call` takes it. It holds the parameters that inference is
-about; buffers ride along where a draw owns them (BatchNorm statistics), and so does what a likelihood learned for that draw,
-under `hyper/` (the noise of an ensemble's member). Everything else (frozen parameters, other buffers) stays as it was in the
-copy of the module that the network keeps. The user's own module is never touched.
+about; buffers ride along where a draw owns them (BatchNorm statistics), and so does what a likelihood learned for that
+draw, under `hyper/` (the noise of an ensemble's member). Everything else (frozen parameters, other buffers) stays as it
+was in the copy of the module that the network keeps. The user's own module is never touched.
 """
 
 import copy
@@ -46,8 +46,8 @@ class Network:
         prior: over the selected parameters; `GaussianPrior(1.0)` unless given.
         parameters: which parameters inference is about: a name pattern, several, or a predicate of (name, tensor).
             Frozen ones (`requires_grad=False`) never are.
-        initialise: draws fresh weights in place on a module, for methods that start from several points. By default every
-            submodule's own `reset_parameters` is called.
+        initialise: draws fresh weights in place on a module, for methods that start from several points. By default
+            every submodule's own `reset_parameters` is called.
     """
 
     def __init__(
@@ -76,16 +76,20 @@ class Network:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
     def __call__(self, params: Params, x: Inputs, train: bool = False) -> Tensor:
-        """Outputs at these parameters; with `train`, buffers among `params` are updated in place."""
+        """Outputs at these parameters; with `train`, buffers among `params` are updated in place, others are not."""
         if self.module.training != train:
             self.module.train(train)
-        values = {name: value for name, value in params.items() if not name.startswith("hyper/")}
+        given = {name: value for name, value in params.items() if not name.startswith("hyper/")}
+        # The network's own buffers are lent out, so that what a training pass writes into them is forgotten.
+        lent = {name: b.clone() if train else b for name, b in self.module.named_buffers() if name not in given}
+        values = lent | given
         args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         outputs = functional_call(self.module, values, args, kwargs)
-        if train:  # a module may replace a buffer instead of writing into it
-            for name, value in values.items():
-                if value is not params[name]:
-                    params[name].copy_(value)
+        if train:
+            with torch.no_grad():  # a module may replace a buffer, by one with a graph, instead of writing into it
+                for name, value in given.items():
+                    if values[name] is not value:
+                        value.copy_(values[name])
         if isinstance(outputs, dict) and "logits" in outputs:
             outputs = outputs["logits"]
         if not isinstance(outputs, Tensor):
@@ -93,22 +97,30 @@ class Network:
         return outputs
 
     def fresh(self, rng: torch.Generator) -> Params:
-        """New initial values of the selected parameters, and of buffers, drawn as the module's layers draw them."""
-        module = copy.deepcopy(self.module)
-        before = {name: parameter.clone() for name, parameter in module.named_parameters()}
-        with torch.random.fork_rng(devices=_devices(module)), torch.no_grad():
-            torch.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+        """New initial values of the selected parameters, and of their layers' buffers, drawn as the layers draw them."""
+        module = _copied(self.module)
+        devices = sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)
+        seed = int(torch.randint(2**62, (), generator=rng))
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach devices that are not forked
+            for device in devices:
+                torch.cuda.default_generators[device.index].manual_seed(seed)
             (self.initialise or _reset)(module)
-        own = dict(module.named_parameters())
-        untouched = [n for n in self.names if own[n].numel() > 1 and torch.equal(own[n], before[n]) and bool(own[n].std() > 0)]
-        if untouched:
+        before, now = dict(self.module.named_parameters()), dict(module.named_parameters())
+        kept = [n for n in self.names if now[n].numel() > 1 and torch.equal(now[n], before[n]) and now[n].std() > 0]
+        if kept:
             raise ValueError(
-                f"no fresh values could be drawn for {', '.join(untouched[:3])}: its module has no reset_parameters(); "
+                f"no fresh values could be drawn for {', '.join(kept[:3])}: no reset_parameters() of the module reaches it; "
                 "pass initialise=function that draws new weights in place on a module"
             )
-        values = {name: own[name].detach().clone() for name in self.names}
-        kept = dict(self.module.named_buffers())
-        return values | {name: b.detach().clone() for name, b in module.named_buffers() if not torch.equal(b, kept[name])}
+        values = {name: now[name].detach().clone() for name in self.names}
+        # A frozen layer keeps its statistics with its weights.
+        fixed_layers = {_layer(name) for name in before} - {_layer(name) for name in self.names}
+        for name, buffer in self.module.named_buffers():
+            drawn = module.get_buffer(name)
+            if _layer(name) not in fixed_layers and not torch.equal(drawn, buffer):
+                values[name] = drawn.detach().clone()
+        return values
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +137,7 @@ class Network:
         if torch.device(device) == self.device:
             return self
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device)
+        moved.module = _copied(self.module).to(device)
         return moved
 
     def check_inputs(self, x: Inputs) -> None:
@@ -138,14 +150,15 @@ class Network:
                 )
 
     def fixed(self) -> Params:
-        """Every parameter and buffer that is not selected, at its own value: what a saved posterior needs beside its state."""
+        """Every parameter and buffer that is not selected, as it is: what a saved posterior needs beside its state."""
         everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        return {name: value.detach() for name, value in everything.items() if name not in set(self.names)}
+        selected = set(self.names)
+        return {name: value.detach() for name, value in everything.items() if name not in selected}
 
     def with_fixed(self, values: Params) -> "Network":
         """A network whose parameters and buffers of these names have these values."""
         own = copy.copy(self)
-        own.module = copy.deepcopy(self.module)
+        own.module = _copied(self.module)
         targets = dict(own.module.named_parameters()) | dict(own.module.named_buffers())
         with torch.no_grad():
             for name, value in values.items():
@@ -166,45 +179,68 @@ class Network:
 
     def layers(self) -> list[Layer]:
         """Every submodule that owns parameters, and how many of them are selected."""
-        selected, found, seen = set(self.names), [], set()
-        for prefix, module in self.module.named_modules():
-            own = [(f"{prefix}.{n}" if prefix else n, p) for n, p in module.named_parameters(recurse=False) if p not in seen]
-            seen |= {p for _, p in own}
-            if own:
-                rest = [name for name, _ in own if name not in selected]
-                why = "frozen (requires_grad=False)" if rest and all(n in self.frozen for n in rest) else "left out by parameters="
-                counted = sum(p.numel() for name, p in own if name in selected)
-                total = sum(p.numel() for _, p in own)
-                found.append(Layer(prefix, type(module).__name__, total, counted, why if rest else ""))
+        selected, found = set(self.names), []
+        names = dict.fromkeys(_layer(name) for name, _ in self.module.named_parameters())
+        for prefix in names:
+            layer = self.module.get_submodule(prefix)
+            own = {n: p.numel() for n, p in self.module.named_parameters() if _layer(n) == prefix}
+            reasons = {
+                "frozen (requires_grad=False)" if name in self.frozen else "left out by parameters="
+                for name in own
+                if name not in selected
+            }
+            counted = sum(count for name, count in own.items() if name in selected)
+            why = " and ".join(sorted(reasons))
+            found.append(Layer(prefix, type(layer).__name__, sum(own.values()), counted, why))
         return found
 
 
+def _layer(name: str) -> str:
+    """The submodule that a parameter or buffer belongs to."""
+    return name.rpartition(".")[0]
+
+
 def _private_copy(module: nn.Module) -> nn.Module:
-    for attribute, wrappers in (("_orig_mod", ("OptimizedModule",)), ("module", ("DataParallel", "DistributedDataParallel"))):
-        if type(module).__name__ in wrappers:
-            module = getattr(module, attribute)
-    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    """A copy without wrappers and without gradients."""
+    while (kind := type(module).__name__) in ("OptimizedModule", "DataParallel", "DistributedDataParallel"):
+        module = module._orig_mod if kind == "OptimizedModule" else module.module  # type: ignore[assignment]
+    lazy = [name for name, t in [*module.named_parameters(), *module.named_buffers()] if nn.parameter.is_lazy(t)]
     if lazy:
         raise ValueError(f"{lazy[0]} has no values yet (a lazy layer): run one batch through the module first")
     try:
-        private = copy.deepcopy(module)
+        private = _copied(module)
     except Exception as error:
         raise ValueError(f"the module cannot be copied, and its copy is what inference works on: {error}") from error
     if not any(p.is_floating_point() for p in private.parameters()):
         raise ValueError("the module has no floating-point parameters, so there is nothing to infer")
+    private.zero_grad(set_to_none=True)
     return private
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A deep copy; activations that a module keeps from its last pass are copied without their graph."""
+    attributes = (value for child in module.modules() for value in vars(child).values())
+    memo = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    return copy.deepcopy(module, memo)
 
 
 def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     """Names of the trainable parameters that the filter takes, in the module's order."""
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ValueError("every parameter is frozen: call requires_grad_(True) on those that inference is about")
     if callable(parameters):
         names = tuple(name for name, p in trainable.items() if parameters(name, p))
+        unused: list[object] = [] if names else [parameters]
     else:
         patterns = [parameters] if isinstance(parameters, str) else list(parameters)
         names = tuple(name for name in trainable if any(fnmatchcase(name, pattern) for pattern in patterns))
-    if not names:
-        raise ValueError(f"parameters={parameters!r} selects none of the module's trainable parameters: {list(trainable)[:8]}")
+        unused = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in trainable)]
+    if unused or not names:
+        wrong = unused[0] if unused else parameters
+        raise ValueError(
+            f"parameters={wrong!r} matches none of the module's trainable parameters: {list(trainable)[:8]}"
+        )
     return names
 
 
@@ -213,7 +249,3 @@ def _reset(module: nn.Module) -> None:
         reset = getattr(child, "reset_parameters", None) or getattr(child, "_reset_parameters", None)
         if callable(reset):
             reset()
-
-
-def _devices(module: nn.Module) -> list[torch.device]:
-    return sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)

@@ -19,7 +19,7 @@ from caveat.posterior import Posterior
 from caveat.storage import FORMAT, encode, write_arrays, write_json
 from caveat.task import Data, Rows
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "predict_rows"]
 
 _BLOCK_ROWS = 4096  # predicted at once
 _THUMBNAILS = 24  # images kept of a data set: rows that went wrong, then the least certain
@@ -74,6 +74,12 @@ def evaluate(
     if place is not None:
         write_json(place / "metrics.json", content)
     return Scores(name, kind, found, content)
+
+
+def predict_rows(posterior: Posterior, rows: Rows, *, draws: int | None = None, seed: int = 0, progress: bool = True) -> dict[str, np.ndarray]:
+    """What a posterior says about rows without targets, as the arrays of a prediction file."""
+    with tqdm(total=len(rows), unit="row", desc="predict", delay=1.0, disable=not progress, leave=False) as bar:
+        return _predict(posterior, _Part("", "", None, "ood", rows), draws, seed, False, bar)[1]
 
 
 @dataclass(frozen=True)

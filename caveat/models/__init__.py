@@ -3,7 +3,8 @@
 Initial weights are torch's defaults, drawn from its global generator as for any module: seed with `torch.manual_seed`.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
@@ -21,4 +22,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_lstm": cnn_lstm,
 }
 
-__all__ = ["MODELS", "cnn_lstm", "lenet5", "mlp", "resnet18", "resnet20_frn"]
+__all__ = ["MODELS", "cnn_lstm", "for_data", "lenet5", "mlp", "resnet18", "resnet20_frn"]
+
+
+def for_data(name: str, input_shape: Sequence[int], out_features: int) -> nn.Module:
+    """The named model for inputs of a row's shape: [features], or [channels, height, width] for the image models."""
+    if name not in MODELS:
+        raise ValueError(f"no model {name!r}: there are {', '.join(MODELS)}, or file.py:function")
+    if name == "mlp":
+        return mlp(math.prod(input_shape), out_features)
+    if name == "cnn_lstm":
+        return cnn_lstm(out_features=out_features)
+    if len(input_shape) != 3:
+        raise ValueError(f"{name} takes images [channels, height, width], but a row of the data has shape {list(input_shape)}: use mlp")
+    if name == "lenet5":
+        return lenet5(input_shape[0], out_features, input_shape[1])
+    return MODELS[name](input_shape[0], out_features)

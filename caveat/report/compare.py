@@ -80,10 +80,10 @@ def matched(scored: Scored, other: Scored) -> tuple[Arrays, Arrays]:
 
 
 def uncertainty(arrays: Arrays) -> np.ndarray:
-    """One number a row that is high where the run is unsure: entropy, or for regression the epistemic variance."""
+    """One number a row that is high where the run is unsure: entropy, or for regression the summed variance."""
     if "entropy" in arrays:
         return arrays["entropy"].astype(np.float64)
-    return arrays["epistemic"].astype(np.float64).reshape(len(arrays["epistemic"]), -1).mean(axis=1)
+    return arrays["variance"].astype(np.float64).reshape(len(arrays["variance"]), -1).sum(axis=1)
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

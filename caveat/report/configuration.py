@@ -9,7 +9,7 @@ from typing import Any
 
 from caveat.report.markup import fold, plural, section
 from caveat.report.runs import Run
-from caveat.report.tables import format_bytes, format_number, format_seconds
+from caveat.report.tables import format_bytes, format_seconds
 
 
 def configuration_section(runs: Sequence[Run]) -> str:
@@ -22,13 +22,13 @@ def configuration_section(runs: Sequence[Run]) -> str:
 
 
 def _configuration(run: Run) -> str:
-    info, flops = run.info, run.info.get("flops")
+    info, flops, gradients = run.info, run.info.get("flops"), run.info.get("gradient_evaluations")
     warnings = "".join(f"<li>{escape(str(text))}</li>" for text in info.get("warnings", []))
     cost = {
         "time": format_seconds(info.get("seconds")),
         "stored": format_bytes(info.get("stored_bytes")),
         "peak memory": format_bytes(info.get("peak_bytes")),
-        "gradient evaluations": format_number(info.get("gradient_evaluations")),
+        "gradient evaluations": "–" if gradients is None else f"{gradients:,.0f}",
         "floating-point operations": "–" if flops is None else f"{flops:.2e}",
         "seed": info.get("seed", "–"),
     }

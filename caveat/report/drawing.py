@@ -50,13 +50,14 @@ class Plot:
 
 
 def styles(runs: Sequence[Run]) -> dict[str, Style]:
-    """One style a run, the same everywhere: MAP is grey, the others take the palette in turn."""
-    others = [run for run in runs if run.method != "map"] + [run for run in runs if run.method == "map"][1:]
-    found = {}
+    """One style a run, the same everywhere: the first MAP is grey, the others take the palette in turn."""
+    found: dict[str, Style] = {}
+    turn = 0
     for index, run in enumerate(runs):
-        turn = others.index(run) if run in others else None
-        colour = BASELINE_COLOUR if turn is None else COLOURS[turn % len(COLOURS)]
-        dash = DASHES[0 if turn is None else turn // len(COLOURS) % len(DASHES)]
+        colour, dash = BASELINE_COLOUR, DASHES[0]
+        if run.method != "map" or any(style.colour == BASELINE_COLOUR for style in found.values()):
+            colour, dash = COLOURS[turn % len(COLOURS)], DASHES[turn // len(COLOURS) % len(DASHES)]
+            turn += 1
         found[run.label] = Style(index, colour, dash, SYMBOLS[index % len(SYMBOLS)])
     return found
 

@@ -1,7 +1,8 @@
 """A gallery of images that the networks get wrong, with what each run said of them.
 
-Images come from the `thumbnails` of the prediction files; what a run said comes from its own predictions at the same
-position, so a run without thumbnails is shown as well. PNG files are written here: signature, header, zlib-packed rows.
+Images come from the `thumbnails` of any run's prediction file; what a run said comes from its own predictions at the
+same position, so a run that kept no image of a row, or other ones, is shown as well. PNG files are written here:
+signature, header, zlib-packed rows.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ OUTSIDE_SHOWN = 6
 
 @dataclass(frozen=True)
 class Exhibit:
-    """Images of one data set, chosen: `positions` index its rows, `images` are [K, H, W] or [K, H, W, 3]."""
+    """Images of one data set, chosen: `positions` index its rows, each image is [H, W] or [H, W, 3]."""
 
     name: str
     positions: np.ndarray
-    images: np.ndarray
+    images: list[np.ndarray]
     said: dict[str, Arrays]  # by run label
     targets: np.ndarray | None
 
@@ -52,18 +53,22 @@ def _has_images(runs: Sequence[Run], name: str) -> bool:
 
 def _exhibit(runs: Sequence[Run], name: str) -> Exhibit:
     scored = {run.label: run.by_name[name] for run in runs if name in run.by_name}
-    owner = next(one for one in scored.values() if "thumbnails" in one.predictions)
-    said = {label: matched(one, owner)[0] for label, one in scored.items()}
-    positions, images = owner.predictions["thumbnail_rows"], owner.predictions["thumbnails"]
+    first = next(iter(scored.values()))
+    said = {label: matched(one, first)[0] for label, one in scored.items()}
+    images: dict[int, np.ndarray] = {}  # by position; runs may have kept different rows
+    for arrays in said.values():
+        for position, image in zip(arrays.get("thumbnail_rows", ()), arrays.get("thumbnails", ()), strict=True):
+            images.setdefault(int(position), image)
+    positions = np.array(sorted(images))
     probs = np.stack([arrays["probs"][positions] for arrays in said.values()])  # [R, K, C]
-    targets = owner.predictions.get("targets")
+    targets = first.predictions.get("targets")
     if targets is None:
         order = np.argsort(-probs.max(axis=2).mean(axis=0), kind="stable")[:OUTSIDE_SHOWN]  # the most sure first
     else:
         wrong = probs.argmax(axis=2) != targets[positions]  # [R, K]
         sure = (probs.max(axis=2) * wrong).sum(axis=0)  # [K], how surely the runs are wrong, summed
         order = np.argsort(-sure, kind="stable")[: min(WRONG_SHOWN, int(wrong.any(axis=0).sum()))]
-    return Exhibit(name, positions[order], images[order], said, targets)
+    return Exhibit(name, positions[order], [images[int(position)] for position in positions[order]], said, targets)
 
 
 def gallery_section(runs: Sequence[Run]) -> str:
@@ -71,7 +76,9 @@ def gallery_section(runs: Sequence[Run]) -> str:
     body = ""
     for index, exhibit in enumerate(exhibits(runs)):
         shown = range(len(exhibit.positions))
-        cards = "".join(_card(exhibit, which, styles(runs), runs[0].class_names) for which in shown)
+        classes = next(iter(exhibit.said.values()))["probs"].shape[1]
+        names = runs[0].class_names if len(runs[0].class_names) == classes else [str(i) for i in range(classes)]
+        cards = "".join(_card(exhibit, which, styles(runs), names) for which in shown)
         body += fold(exhibit.name, plural(len(shown), "image"), f'<div class="cards">{cards}</div>', index == 0)
     lead = (
         "Images that at least one run gets wrong, the most surely wrong first; of data from elsewhere, those that the "
@@ -84,7 +91,7 @@ def _card(exhibit: Exhibit, which: int, style: dict[str, Style], class_names: Se
     """One image with its true label and, for each run, the label it gave, how probable, and the entropy."""
     position = int(exhibit.positions[which])
     target = None if exhibit.targets is None else int(exhibit.targets[position])
-    truth = "no known class" if target is None else f"true label {class_name(class_names, target)}"
+    truth = "no known class" if target is None else f"true label {class_names[target]}"
     row = int(next(iter(exhibit.said.values()))["rows"][position])
     source = base64.b64encode(png(exhibit.images[which])).decode()
     lines = "".join(
@@ -107,15 +114,10 @@ def _said(
     state, mark = ("", "") if target is None else ("right", "✓ ") if answer == target else ("wrong", "✗ ")
     return (
         f'<tr data-run="{style.index}"><th scope="row">{swatch(style)}{escape(label)}</th>'
-        f'<td class="{state}">{mark}{escape(class_name(class_names, answer))}</td>'
+        f'<td class="{state}">{mark}{escape(class_names[answer])}</td>'
         f'<td><span class="bar" style="--share:{probs[answer]:.3f}">{probs[answer]:.0%}</span></td>'
         f"<td>{entropy:.2f}</td></tr>"
     )
-
-
-def class_name(class_names: Sequence[str], index: int) -> str:
-    """The name of a class, or its number where the file has no names."""
-    return class_names[index] if index < len(class_names) else str(index)
 
 
 def png(image: np.ndarray) -> bytes:

@@ -18,6 +18,7 @@ from caveat.report.tables import NOTHING, format_number
 BINS = 15
 FEWEST = 5  # rows that a bin of the reliability diagram needs to be drawn
 LEVELS = np.arange(1, 20) / 20  # nominal levels of central intervals
+INTERVAL = ("targets", "mean", "lower_90", "upper_90")
 SHOWN_OUTPUTS = 3
 SHOWN_ROWS = 150
 
@@ -164,19 +165,21 @@ def coverage_plot(runs: Sequence[Run], title: str, names: Sequence[str]) -> Plot
 
 def interval_panels(runs: Sequence[Run]) -> list[Plot]:
     """Predicted against true on clean data, with 90% intervals; crosses are targets outside theirs."""
+    arrays = {run.label: run.clean.predictions for run in runs if run.clean}
+    if not arrays:
+        return []
+    outputs = next(iter(arrays.values()))["targets"].shape[1]
     plots = []
-    for run in runs:
-        if run.clean is None:
-            continue
-        arrays = run.clean.predictions
-        outputs = arrays["targets"].shape[1]
-        for output in range(min(outputs, SHOWN_OUTPUTS)):
-            columns = [arrays[key][:, output] for key in ("targets", "mean", "lower_90", "upper_90")]
-            plots.append(_interval_panel(runs, run, columns, f" · output {output}" if outputs > 1 else ""))
+    for output in range(min(outputs, SHOWN_OUTPUTS)):
+        columns = {label: [one[key][:, output] for key in INTERVAL] for label, one in arrays.items()}
+        ends = [value for column in columns.values() for value in (column[2].min(), column[3].max())]
+        span = [float(min(ends)), float(max(ends))]
+        suffix = f" · output {output}" if outputs > 1 else ""
+        plots += [_interval_panel(runs, run, columns[run.label], span, suffix) for run in runs if run.label in columns]
     return plots
 
 
-def _interval_panel(runs: Sequence[Run], run: Run, columns: list[np.ndarray], suffix: str) -> Plot:
+def _interval_panel(runs: Sequence[Run], run: Run, columns: list[np.ndarray], span: list[float], suffix: str) -> Plot:
     style = styles(runs)[run.label]
     order = np.argsort(columns[0], kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, SHOWN_ROWS).astype(int))]
@@ -201,6 +204,7 @@ def _interval_panel(runs: Sequence[Run], run: Run, columns: list[np.ndarray], su
     score = run.clean.metrics.get("rmse", NOTHING).mean if run.clean else None
     words = f"{inside.mean():.0%} of the {len(chosen)} rows shown lie in their interval"
     text = f"Predicted against true under {run.label}{suffix}: {words}."
-    x, y = ({"title": {"text": f"{word} value"}} for word in ("True", "Predicted"))
+    x: dict[str, Any] = {"title": {"text": "True value"}}
+    y = {"title": {"text": "Predicted value"}, "range": span}
     drawn = figure([trace], x, y, layout={"shapes": [same]})
     return Plot(f"{run.label}{suffix} · RMSE {format_number(score)}", text, drawn, style.index)

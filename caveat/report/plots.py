@@ -92,7 +92,7 @@ def gain_plot(runs: Sequence[Run], answer: Answer) -> Plot:
     go, style = graph_objects(), styles(runs)
     traces, words = [], []
     for label, gain in reversed(answer.against_baseline.items()):
-        look, reach = style[label], gain.high - gain.mean
+        look = style[label]
         hover = (
             f"{format_number(gain.mean)} ({format_number(gain.low)} to {format_number(gain.high)})<br>{gain.verdict}"
         )
@@ -100,7 +100,7 @@ def gain_plot(runs: Sequence[Run], answer: Answer) -> Plot:
             go.Scatter(
                 x=[gain.mean],
                 y=[safe(label)],
-                error_x={"array": [reach], "thickness": 2, "width": 0, "color": look.colour},
+                error_x={"array": [gain.high - gain.mean], "thickness": 2, "width": 0, "color": look.colour},
                 mode="markers",
                 marker={"symbol": look.symbol, "size": 9, "color": look.colour},
                 hovertemplate=f"<b>{safe(label)}</b><br>{hover}<extra></extra>",
@@ -110,8 +110,11 @@ def gain_plot(runs: Sequence[Run], answer: Answer) -> Plot:
         words.append(f"{label} {hover.replace('<br>', ', ')}")
     ends = {"x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
     zero = {"type": "line", **ends, "line": {"width": 1.5}, "layer": "below"}
-    x = {"title": {"text": f"Gain, {answer.unit.removeprefix('in ')}"}, "nticks": 5}
-    y = {"ticks": "", "showgrid": False, "tickfont": {"size": 12}}
+    gains = answer.against_baseline.values()
+    low, high = min(0.0, *(gain.low for gain in gains)), max(0.0, *(gain.high for gain in gains))
+    reach = [low - 0.05 * (high - low), high + 0.05 * (high - low)]
+    x = {"title": {"text": f"Gain, {answer.unit.removeprefix('in ')}"}, "nticks": 5, "range": reach}
+    y = {"ticks": "", "showgrid": False, "range": [-0.6, len(traces) - 0.4]}
     drawn = figure(traces, x, y, height=90 + 30 * len(traces), layout={"shapes": [zero]})
     return Plot(answer.question, f"{answer.question}, gain: {'; '.join(words[::-1])}.", drawn)
 
@@ -124,9 +127,8 @@ COSTS = {
 
 
 def cost_plots(runs: Sequence[Run]) -> list[Plot]:
-    """NLL on clean data against what a run cost, for every cost that at least two runs tell."""
-    plots = [_cost_plot(runs, key) for key in COSTS]
-    return [plot for plot in plots if len(plot.figure.data) > 1]
+    """NLL on clean data against what a run cost, for every cost in which the runs differ."""
+    return [_cost_plot(runs, key) for key in COSTS if len({run.info.get(key) or None for run in runs} - {None}) > 1]
 
 
 def _cost_plot(runs: Sequence[Run], key: str) -> Plot:

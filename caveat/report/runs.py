@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-FORMAT = 1
+from caveat.storage import FORMAT
+
 Arrays = dict[str, np.ndarray]
 NEEDED = {
     ("classification", "test"): ("rows", "targets", "probs", "entropy", "log_prob"),
     ("classification", "ood"): ("rows", "probs", "entropy"),
     ("regression", "test"): ("targets", "mean", "variance", "log_prob", "pit", "lower_90", "upper_90"),
-    ("regression", "ood"): ("mean", "variance", "epistemic"),
+    ("regression", "ood"): ("mean", "variance"),
 }
 
 
@@ -54,7 +55,7 @@ class Scored:
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} is missing although metrics.json names it: evaluate this run again")
         try:
-            with np.load(self.path, allow_pickle=False) as file:
+            with self.path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files if key != "samples"}
         except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
             raise ValueError(f"{self.path} cannot be read ({error}): it may be cut short; evaluate again") from error
@@ -69,8 +70,8 @@ class Scored:
         for key, array in arrays.items():
             if not key.startswith("thumbnail") and (array.ndim == 0 or len(array) != self.rows):
                 raise ValueError(f"{self.path}: {key} has shape {array.shape}, metrics.json says {self.rows} rows")
-        if self.kind == "classification" and self.classes and arrays["probs"].shape[-1] != self.classes:
-            shape = arrays["probs"].shape
+        shape = arrays["probs"].shape if "probs" in arrays else ()
+        if self.classes and shape and shape[-1] not in (self.classes, 2):  # independent labels are rows of no and yes
             raise ValueError(f"{self.path}: probs has shape {shape}, metrics.json names {self.classes} classes")
         if "thumbnails" in arrays:
             images, positions = arrays["thumbnails"], arrays.get("thumbnail_rows", np.empty(0, int))

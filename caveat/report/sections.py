@@ -96,11 +96,15 @@ def table_section(runs: Sequence[Run]) -> str:
         )
         name = f'<th scope="row">{swatch(style[label])}{escape(label)}</th>'
         rows += f'<tr data-run="{style[label].index}">{name}{cells}</tr>'
-    caption = "Mean ± standard error over test rows, best in bold. Columns of a shift are means over its severities."
+    caption = (
+        "Mean ± standard error over test rows, best in bold. Columns of a shift are means over its severities, with an "
+        "upper bound of the standard error."
+    )
     head = f'<thead><tr><td></td>{groups}</tr><tr><th scope="col">Run</th>{heads}</tr></thead>'
     body = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Results table, scrolls sideways">'
-        f'<table class="results" id="table"><caption><span>{caption}</span></caption>{head}<tbody>{rows}</tbody></table></div>'
+        f'<table class="results" id="table"><caption><span>{caption}</span></caption>{head}'
+        f"<tbody>{rows}</tbody></table></div>"
     )
     lead = "Press a column's head to sort by it, best first; press again to turn it round."
     return section("results", "Results", lead, body)

@@ -64,8 +64,7 @@ def _likelihood_question(title: str, names: Sequence[str]) -> Question:
 
 def _outside_question(name: str) -> Question:
     def score(run: Run) -> Score:
-        metrics = run.by_name[name].metrics if name in run.by_name else {}
-        return next((metrics[key] for key in OUTSIDE if key in metrics), NOTHING)
+        return run.by_name[name].metrics.get(OUTSIDE[run.kind], NOTHING) if name in run.by_name else NOTHING
 
     title = f"Telling {name} from clean data"
     return Question(title, "AUROC", "in AUROC", 1, score, lambda run, other: auroc_gain(run, other, name))

@@ -47,7 +47,7 @@ METRICS = {
         "90% coverage", "share of targets in the 90% interval; nearest to 0.9 is best", lambda value: abs(value - 0.9)
     ),
     "auroc_entropy": Metric("AUROC", "clean against this set by entropy; higher is better", _high),
-    "auroc_epistemic": Metric("AUROC", "clean against this set by epistemic uncertainty; higher is better", _high),
+    "auroc_variance": Metric("AUROC", "clean against this set by variance; higher is better", _high),
     "seconds": Metric("Fit time", "seconds; lower is better", _low),
     "stored_bytes": Metric("Stored", "bytes on disk; lower is better", _low),
 }
@@ -56,7 +56,7 @@ CLEAN = {
     "regression": ("rmse", "nll", "crps", "coverage_90"),
 }
 CURVES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
-OUTSIDE = ("auroc_entropy", "auroc_epistemic")  # the first that a run holds is shown
+OUTSIDE = {"classification": "auroc_entropy", "regression": "auroc_variance"}
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ class Table:
     cells: tuple[tuple[Score, ...], ...]
 
     def best(self, column: int) -> set[int]:
-        """The rows with the best value of a column; none where there is nothing to compare."""
+        """The rows with the best value of a column; none where all are alike."""
         loss = METRICS[self.columns[column].metric].loss
         means = [cells[column].mean for cells in self.cells]
         losses = {row: loss(mean) for row, mean in enumerate(means) if mean is not None}
-        return {row for row in losses if losses[row] == min(losses.values())} if len(losses) > 1 else set()
+        best = {row for row in losses if losses[row] == min(losses.values())}
+        return best if len(best) < len(losses) else set()
 
 
 def table(runs: Sequence[Run]) -> Table:
@@ -93,12 +94,10 @@ def table(runs: Sequence[Run]) -> Table:
     kind = runs[0].kind
     columns = [Column("clean", metric) for metric in CLEAN[kind]]
     columns += [Column(family, metric) for family in families(runs) for metric in CURVES[kind]]
-    columns += [Column(name, metric) for name in outside_names(runs) for metric in OUTSIDE]
+    columns += [Column(name, OUTSIDE[kind]) for name in outside_names(runs)]
     columns += [Column("cost", "seconds"), Column("cost", "stored_bytes")]
     rows = [[_cell(run, column) for column in columns] for run in runs]
     kept = [index for index in range(len(columns)) if any(row[index].mean is not None for row in rows)]
-    shown = {columns[index].group for index in kept if columns[index].metric == OUTSIDE[0]}
-    kept = [index for index in kept if columns[index].metric != OUTSIDE[1] or columns[index].group not in shown]
     return Table(
         labels=tuple(run.label for run in runs),
         columns=tuple(columns[index] for index in kept),
@@ -132,7 +131,7 @@ def _cell(run: Run, column: Column) -> Score:
         return Score(None if value is None else float(value), None)
     if column.group == "clean":
         return run.clean.metrics.get(column.metric, NOTHING) if run.clean else NOTHING
-    if column.metric in OUTSIDE:
+    if column.metric in OUTSIDE.values():
         return run.by_name[column.group].metrics.get(column.metric, NOTHING) if column.group in run.by_name else NOTHING
     return mean_score(run.shifts.get(column.group, ()), column.metric)
 
@@ -144,15 +143,15 @@ def format_number(value: float | None) -> str:
     size = abs(value)
     if size >= 100:
         text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
-    elif size >= 0.01 or size == 0:
-        text = f"{value:.3f}"
     else:
-        text = f"{value:.4f}" if size >= 0.001 else f"{value:.1e}"
+        text = f"{value:.3f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
     return text.replace("-", "−")
 
 
 def format_error(value: float) -> str:
     """A standard error to two significant digits: 0.0073, 0.15, 12."""
+    if value == 0:
+        return "0"
     return f"{value:#.2g}" if value < 9.5 else f"{value:,.0f}"
 
 

@@ -76,9 +76,8 @@ def auroc(inside, outside):
     return float((outside[:, None] > inside).mean() + 0.5 * (outside[:, None] == inside).mean())
 
 
-def classification_run(
-    folder, label, method, sharpness, seed, info=None, classes=4, class_names=("cat", "dog", "owl", "fox")
-):
+def classification_run(folder, label, method, sharpness, seed, info=None):
+    classes = 4
     rng = np.random.default_rng(seed)
     targets = np.random.default_rng(0).integers(0, classes, 120)
     clean, metrics = classify(rng, targets, classes, sharpness, 1.0)
@@ -91,7 +90,7 @@ def classification_run(
     metrics = {"auroc_entropy": bare(auroc(clean["entropy"], outside["entropy"]))}
     outside = with_thumbnails(np.random.default_rng(2), outside, colour=True)
     sets.append(("photographs", "photographs", None, "ood", outside, metrics))
-    write_run(folder, label, method, "classification", list(class_names), sets, info)
+    write_run(folder, label, method, "classification", ["cat", "dog", "owl", "fox"], sets, info)
 
 
 @pytest.fixture
@@ -154,7 +153,7 @@ def regress(rng, spread, outputs, shift=0.0):
 
 @pytest.fixture
 def regression(tmp_path):
-    """Two runs with two outputs each, clean and two severities: MAP is over-confident, the other calibrated."""
+    """Two runs with two outputs: clean, two severities, data from elsewhere. MAP is over-confident, the other not."""
     folder = tmp_path / "regression"
     for label, method, spread in (("MAP", "map", 0.4), ("Laplace", "laplace", 1.0)):
         rng = np.random.default_rng(7)
@@ -162,6 +161,12 @@ def regression(tmp_path):
         for name, severity in (("clean", None), ("drift 1", 1.0), ("drift 2", 2.0)):
             arrays, metrics = regress(rng, spread, 2, shift=severity or 0.0)
             sets.append((name, name.split()[0], severity, "test", arrays, metrics))
+        arrays, _ = regress(rng, spread, 2)
+        arrays["variance"] = arrays["variance"] * np.linspace(1, 3, 90)[:, None]
+        arrays = {key: arrays[key] for key in ("rows", "mean", "variance", "aleatoric", "epistemic")}
+        inside, outside = (one["variance"].sum(axis=1) for one in (sets[0][4], arrays))
+        metrics = {"auroc_variance": bare(auroc(inside, outside))}
+        sets.append(("elsewhere", "elsewhere", None, "ood", arrays, metrics))
         write_run(folder / method, label, method, "regression", [], sets)
     return folder
 

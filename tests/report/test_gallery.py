@@ -37,8 +37,29 @@ def test_a_run_without_thumbnails_is_shown_too(classification):
     assert list(exhibits(read(classification))[0].said) == ["MAP", "Deep ensemble", "SWAG"]
 
 
+def test_images_kept_by_different_runs_are_put_together(classification):
+    kept = exhibits(read(classification))[0].positions
+    path = classification / "swag" / "predictions" / "clean.npz"
+    arrays = dict(np.load(path))
+    np.savez(path, **{**arrays, "thumbnail_rows": arrays["thumbnail_rows"] + 40})
+    runs = read(classification)
+    wrong = np.any(
+        [run.clean.predictions["probs"].argmax(1) != run.clean.predictions["targets"] for run in runs], axis=0
+    )
+    together = {row for row in (*range(8), *range(40, 48)) if wrong[row]}
+    assert set(exhibits(runs)[0].positions) == together > set(kept)
+
+
 def test_no_thumbnails_no_gallery(binary):
     assert gallery_section(read(binary)) == ""
+
+
+def test_classes_without_names_are_numbered(classification, change_metrics):
+    for run in ("map", "deep_ensemble", "swag"):
+        change_metrics(classification / run, lambda content: content.update(class_names=[]))
+    runs = read(classification)
+    target = runs[0].clean.predictions["targets"][exhibits(runs)[0].positions[0]]
+    assert f"true label {target}<" in gallery_section(runs)
 
 
 def test_cards_say_what_each_run_said(classification):

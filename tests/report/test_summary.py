@@ -42,7 +42,8 @@ def test_without_a_baseline_nothing_is_compared(binary):
 
 
 def test_regression_is_compared_by_likelihood(regression):
-    clean, shifted = answers(read(regression))
+    clean, shifted, outside = answers(read(regression))
+    assert outside.value.startswith("AUROC 0.9")
     assert clean.best == shifted.best == "Laplace"
     assert verdicts(clean)["better"] == ["Laplace"]
 

@@ -47,6 +47,11 @@ def test_best_knows_which_way_is_better(classification, regression):
     assert found.best(coverage) == {1}  # MAP covers far less than 90%, the other nearly that
 
 
+def test_a_column_without_differences_has_no_best(regression):
+    found = table(read(regression))
+    assert found.best([column.key for column in found.columns].index("crps")) == set()
+
+
 def test_one_run_is_not_called_best(binary):
     found = table(read(binary))
     assert all(found.best(index) == set() for index in range(len(found.columns)))
@@ -60,7 +65,7 @@ def test_text_is_aligned_and_narrow(classification):
     assert max(len(line) for block in blocks for line in block) <= 60
     for block in blocks:
         assert [line.split("  ")[0].strip() for line in block[2:]] == ["MAP", "Deep ensemble", "SWAG"]
-    assert text.count("*") >= len(found.columns)
+    assert text.count("*") >= sum(bool(found.best(index)) for index in range(len(found.columns))) > 5
     assert format_text(found, width=1000).count("\n") == 4
 
 
@@ -90,6 +95,7 @@ def test_csv_is_tidy(classification, tmp_path):
         (format_number(None), "–"),
         (format_error(0.02), "0.020"),
         (format_error(9.96), "10"),
+        (format_error(0.0), "0"),
         (format_seconds(0.0312), "31.2 ms"),
         (format_seconds(200), "3 min 20 s"),
         (format_seconds(9000), "2.5 h"),

@@ -1,0 +1,265 @@
+"""The command line: each verb is one arrow of  data -> posterior -> predictions -> scores -> page.
+
+A verb is a dataclass; its fields are its options and their comments its help. A method's knobs come from the method's own
+dataclass, so `caveat fit swag --help` shows them all and there is nothing to keep in step by hand.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+__all__ = ["main"]
+
+LikelihoodName = Literal["auto", "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson"]
+
+
+@dataclass(frozen=True)
+class Common:
+    """Options of every verb."""
+
+    seed: int = 0  # of everything random
+    device: str = "auto"  # cpu, cuda or cuda:1; auto takes a GPU when there is one
+    quiet: bool = False  # no progress, no warnings
+    json: bool = False  # print one json object instead of text
+
+    def place(self) -> Any:
+        """The device to compute on."""
+        import torch
+
+        available = torch.cuda.is_available()
+        place = torch.device(("cuda" if available else "cpu") if self.device == "auto" else self.device)
+        if place.type == "cuda" and not available:
+            raise ValueError(f"--device {self.device}: torch sees no GPU here; use --device cpu")
+        return place
+
+    def show(self, content: dict[str, Any], text: str) -> None:
+        """The verb's result: json, or text for people."""
+        print(json.dumps(content) if self.json else text)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Fit every method to digits, score clean, rotated and outside data, print one table and write one page."""
+
+    out: Path = Path("caveat-demo")  # folder for the results; one that the demo made before is replaced
+
+    def run(self, common: Common) -> None:
+        """Do it."""
+        from caveat import demo
+
+        table = demo.run_demo(self.out, seed=common.seed, device=common.place(), progress=not common.quiet)
+        page = self.out / "report.html"
+        common.show({"report": str(page), "csv": str(self.out / "results.csv")}, f"{table}\n\nThe page: {page}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fit a method to a data set and write the posterior to a folder."""
+
+    out: Path  # the posterior's folder; an unfinished fit keeps its place in <out>.partial and goes on from there
+    data: str = "digits"  # a data set's name, or a path to an npz, a csv, or a folder of class folders
+    data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    model: str = "mlp"  # mlp, lenet5, resnet18, resnet20_frn, cnn_lstm, or file.py:function that returns a module
+    likelihood: LikelihoodName = "auto"  # of the targets; auto goes by the data
+    prior_precision: float = 1.0  # of a Gaussian prior on every weight
+    parameters: str = "*"  # pattern of the names of the weights that inference is about
+    validation: float = 0.1  # share of the training rows held out for tuning; 0 holds none out
+    batch_size: int = 128  # rows a step, unless training.batch-size says otherwise
+    start: Path | None = None  # a posterior of one point (map) to start from; without it such methods train a MAP first
+
+    def run(self, common: Common, method: Any) -> None:
+        """Fit, save, and say what it cost."""
+        from caveat.data import load
+        from caveat.methods import discover, method_name
+        from caveat.posterior import fit
+        from caveat.recipe import Recipe, read_posterior
+
+        data = load(self.data, self.data_dir, seed=common.seed)
+        recipe = Recipe.of(data, self.model, self.likelihood)
+        task = recipe.task(
+            data,
+            seed=common.seed,
+            prior_precision=self.prior_precision,
+            parameters=self.parameters,
+            validation=self.validation,
+            batch_size=self.batch_size,
+        )
+        start: Any = None if method.starts_from == "scratch" else discover()["map"]()
+        if self.start is not None:
+            start = read_posterior(self.start, common.place())[0]
+        posterior = fit(task, method, start=start, seed=common.seed, device=common.place(), folder=self.out, progress=not common.quiet)
+        recipe.write(self.out)
+        lines = [f"{type(method).__name__}: {posterior.info.seconds:.1f} s, {posterior.info.stored_bytes:,} bytes -> {self.out}"]
+        lines += [] if common.quiet else [f"warning: {warning}" for warning in posterior.info.warnings]
+        content = {"out": str(self.out), "method": method_name(method), "info": dataclasses.asdict(posterior.info)}
+        common.show(content, "\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Write what a posterior says about inputs to an npz file: probabilities or moments, and their decomposition."""
+
+    posterior: Path  # a folder that `caveat fit` wrote
+    out: Path = Path("predictions.npz")  # the file to write
+    data: str | None = None  # a data set (its test rows), or an npz with an array x; the posterior's own unless given
+    data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    draws: int | None = None  # posterior draws; the method's own number unless given
+
+    def run(self, common: Common) -> None:
+        """Predict and write."""
+        from caveat.evaluate.evaluation import predict_rows
+        from caveat.recipe import inputs_of, read_posterior
+        from caveat.storage import write_arrays
+
+        posterior, recipe = read_posterior(self.posterior, common.place())
+        rows = inputs_of(self.data or recipe.data, self.data_dir, common.seed)
+        arrays = predict_rows(posterior, rows, draws=self.draws, seed=common.seed, progress=not common.quiet)
+        write_arrays(self.out, arrays)
+        content = {"out": str(self.out), "rows": len(rows), "arrays": {name: list(a.shape) for name, a in arrays.items()}}
+        common.show(content, f"{len(rows)} rows -> {self.out} ({', '.join(arrays)})")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score posteriors on clean, rotated and outside data; each gets a folder of predictions and metrics."""
+
+    posteriors: tuple[Path, ...]  # folders that `caveat fit` wrote
+    out: Path = Path("results")  # one sub-folder a posterior goes here
+    data: str | None = None  # a data set whose test rows are scored; the posterior's own unless given
+    data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    rotate: tuple[float, ...] = ()  # degrees by which test images are also rotated
+    ood: tuple[str, ...] = ()  # data from outside: photographs, permuted, constant, noise, or another image set
+    draws: int | None = None  # posterior draws a prediction; the method's own number unless given
+    samples: bool = False  # also keep every draw's prediction
+
+    def run(self, common: Common) -> None:
+        """Score one posterior after the other."""
+        from caveat import data as sets
+        from caveat import report
+        from caveat.evaluate import evaluate
+        from caveat.recipe import read_posterior
+
+        if not self.posteriors:
+            raise ValueError("--posteriors: name at least one folder that `caveat fit` wrote")
+        for folder in self.posteriors:
+            posterior, recipe = read_posterior(folder, common.place())
+            data = sets.load(self.data or recipe.data, self.data_dir, seed=common.seed)
+            x, y = data.test.tensors
+            inside: dict[str, Any] = {"clean": data.test}
+            if self.rotate:
+                black = data.preprocessing.get("black", 0.0)
+                inside["rotated"] = {angle: (sets.rotate(x, angle, fill=black), y) for angle in self.rotate}
+            outside = {name: sets.out_of_distribution(name, data, self.data_dir, seed=common.seed) for name in self.ood}
+            evaluate(
+                posterior,
+                inside,
+                ood=outside,
+                folder=self.out / folder.name,
+                label=folder.name,
+                class_names=data.class_names,
+                draws=self.draws,
+                seed=common.seed,
+                keep_samples=self.samples,
+                progress=not common.quiet,
+            )
+        runs = report.read(self.out)
+        report.write_csv(runs, self.out / "results.csv")
+        content = {run.label: {s.name: {k: v.mean for k, v in s.metrics.items()} for s in run.data} for run in runs}
+        common.show(content, report.format_text(report.table(runs)))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one self-contained HTML page of a folder of results."""
+
+    results: Path  # the folder that `caveat evaluate` or `caveat demo` wrote
+    out: Path | None = None  # the page; report.html in that folder unless given
+    title: str = "Caveat report"  # of the page
+
+    def run(self, common: Common) -> None:
+        """Write the page."""
+        from caveat import report
+
+        page = report.write(self.results, self.out, title=self.title)
+        common.show({"report": str(page)}, f"The page: {page}")
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods, what each one is, and which likelihoods it supports."""
+
+    def run(self, common: Common) -> None:
+        """Print the list and the matrix."""
+        from caveat import likelihoods
+        from caveat.methods import discover
+
+        known = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood")]
+        found = discover()
+        width = max(map(len, found))
+        lines = [f"{name:<{width}}  {_summary(method)}" for name, method in found.items()]
+        lines += ["", " " * width + "  " + "  ".join(known)]
+        for name, method in found.items():
+            marks = ("yes" if k in method.likelihoods else "-" for k in known)
+            lines.append(f"{name:<{width}}  " + "  ".join(f"{m:^{len(k)}}" for m, k in zip(marks, known, strict=True)).rstrip())
+        content = {n: {"summary": _summary(m), "starts_from": m.starts_from, "likelihoods": list(m.likelihoods)} for n, m in found.items()}
+        common.show(content, "\n".join(lines))
+
+
+def _summary(thing: Any) -> str:
+    return str(thing.__doc__).splitlines()[0]
+
+
+def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
+    """The tree of verbs as a type for the parser: a verb's options, the common ones and a method's knobs on one level."""
+    import tyro
+
+    from caveat.methods import discover
+
+    runners: dict[type, Callable[[Any], None]] = {}
+
+    def leaf(name: str, verb: type, method: type | None = None) -> Any:
+        flat = tyro.conf.arg(name="")
+        fields: list[Any] = [("verb", Annotated[verb, flat])]
+        if method is not None:
+            fields.append(("method", Annotated[method, flat], dataclasses.field(default_factory=method)))
+        fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
+        parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
+        parsed.__doc__ = _summary(method or verb)
+        runners[parsed] = (lambda p: p.verb.run(p.common)) if method is None else (lambda p: p.verb.run(p.common, p.method))
+        return Annotated[parsed, tyro.conf.subcommand(name, prefix_name=False, description=_summary(method or verb))]
+
+    fits = Union[tuple(leaf(name, Fit, method) for name, method in discover().items())]  # noqa: UP007
+    verbs = {"demo": Demo, "predict": Predict, "evaluate": Evaluate, "report": Report, "methods": Methods}
+    leaves = {name: leaf(name, verb) for name, verb in verbs.items()}
+    leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=_summary(Fit))]
+    order = ("demo", "fit", "predict", "evaluate", "report", "methods")
+    return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code: 0 done, 1 failed with a reason, 2 not understood."""
+    try:
+        import tyro
+    except ImportError:
+        print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
+        return 1
+    commands, runners = _commands()
+    parsed = tyro.cli(commands, prog="caveat", description="Posteriors for PyTorch networks.", args=arguments)
+    try:
+        runners[type(parsed)](parsed)
+    except (ValueError, TypeError, KeyError, OSError, MemoryError, FloatingPointError, ImportError) as error:
+        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; a fit with --out goes on from its last checkpoint when started again", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

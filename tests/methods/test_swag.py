@@ -1,0 +1,101 @@
+"""SWAG: draws with the covariance of the formula, moments of the real iterates, statistics refreshed for each draw."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import caveat
+from caveat import Training
+from caveat.engine.optimise import Variables
+from caveat.methods import swag
+
+
+def trained_task(module: nn.Module) -> caveat.Task:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(96, 3, generator=rng, dtype=torch.float64)
+    return caveat.Task(module.double(), (x, (x[:, 0] > 0).long()), caveat.Categorical())
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_draws_have_the_mean_and_covariance_of_the_formula(rank: int, scale: float) -> None:
+    rng = torch.Generator().manual_seed(1)
+    shapes = {"a": (2, 2), "b": (3,)}
+    state = {
+        "mean": {n: torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
+        "variance": {n: torch.rand(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
+    }
+    if rank:
+        state["deviations"] = {n: torch.randn((rank, *s), generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+    method = caveat.SWAG(rank=rank, scale=scale)
+    count = 60_000
+    draws = torch.stack([torch.cat([v.flatten() for v in d.values()]) for d in method.draws(state, None, count, rng)])  # type: ignore[arg-type]
+    flat = {group: torch.cat([v.reshape(len(v), -1) if group == "deviations" else v.reshape(1, -1) for v in t.values()], 1) for group, t in state.items()}
+    covariance = scale * torch.diag(flat["variance"][0])
+    if rank:
+        covariance = covariance / 2 + scale / (2 * (rank - 1)) * flat["deviations"].T @ flat["deviations"]
+    spread = covariance.diagonal().sqrt()
+    assert float(((draws.mean(0) - flat["mean"][0]) / spread * math.sqrt(count)).abs().max()) < 4.5
+    # The standard error of a covariance entry is at most sqrt(2 c_ii c_jj / count).
+    error = (torch.cov(draws.T) - covariance) / (spread[:, None] * spread) * math.sqrt(count / 2)
+    assert float(error.abs().max()) < 4.5
+
+
+def test_moments_are_those_of_the_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    task = trained_task(nn.Linear(3, 2))
+    iterates: list[torch.Tensor] = []
+    collect = swag._collect
+
+    def spied(epoch: int, variables: Variables) -> None:
+        iterates.append(variables.weights["weight"].detach().clone())
+        collect(epoch, variables)
+
+    monkeypatch.setattr(swag, "_collect", spied)
+    training = Training(epochs=7, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0)
+    start = caveat.MAP(training=Training(epochs=30))
+    posterior = caveat.fit(task, caveat.SWAG(rank=3, training=training), start=start, progress=False)
+    path = torch.stack(iterates)
+    torch.testing.assert_close(posterior.state["mean"]["weight"], path.mean(0))
+    torch.testing.assert_close(posterior.state["variance"]["weight"], path.var(0, correction=0), atol=1e-12, rtol=1e-6)
+    running = torch.stack([path[: k + 1].mean(0) for k in range(7)])
+    expected = {tuple((path[k] - running[k]).flatten().tolist()) for k in (4, 5, 6)}
+    kept = posterior.state["deviations"]["weight"]
+    for row in kept:
+        assert any(torch.allclose(row.flatten(), torch.tensor(e, dtype=torch.float64)) for e in expected)
+
+
+def test_batchnorm_statistics_are_those_of_each_draw() -> None:
+    torch.manual_seed(0)
+    task = trained_task(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(inplace=True), nn.Linear(5, 2)))
+    training = Training(epochs=4, optimizer="sgd", learning_rate=0.5, schedule="constant", warmup=0.0)
+    method = caveat.SWAG(rank=2, default_draws=4, training=training)
+    posterior = caveat.fit(task, method, start=caveat.MAP(training=Training(epochs=30)), progress=False)
+    x, _ = task.train.everything()
+    means = []
+    for draw in posterior.sample(4):
+        hidden = torch.nn.functional.linear(x, draw["0.weight"], draw["0.bias"])
+        torch.testing.assert_close(draw["1.running_mean"], hidden.mean(0))
+        means.append(draw["1.running_mean"])
+    assert not torch.allclose(means[0], means[1])
+    assert {tuple(m.tolist()) for m in means} == {tuple(d["1.running_mean"].tolist()) for d in posterior.sample(8)}, "draws are the prepared ones"
+
+
+def test_bad_knobs_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 epochs"):
+        caveat.SWAG(training=Training(epochs=1))
+    with pytest.raises(ValueError, match="rank=-1.*at least 0"):
+        caveat.SWAG(rank=-1)
+    with pytest.raises(ValueError, match=r"scale=0\.0.*above 0"):
+        caveat.SWAG(scale=0.0)
+
+
+def test_an_untrained_network_is_refused_with_advice() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[3.0, 0, 0], [-3.0, 0, 0]]))
+    with pytest.raises(ValueError, match=r"no better than the label marginals.*start=caveat\.MAP\(\)"):
+        caveat.fit(trained_task(module), caveat.SWAG(), progress=False)
