@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
+import torch
 from sybil import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
@@ -44,8 +45,13 @@ class Page(pytest.Item):
         with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setitem(sys.modules, module.__name__, module)
-            for example in self.document.examples():
-                example.evaluate()
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # the networks of the pages are too small for more
+            try:
+                for example in self.document.examples():
+                    example.evaluate()
+            finally:
+                torch.set_num_threads(threads)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """What to call the page in reports."""

@@ -57,5 +57,7 @@ __all__ = [
 globals().update({method.__name__: method for method in discover().values()})
 
 
-def __getattr__(name: str) -> Any:  # methods are found, not listed, so type checkers need telling that there are more names
+def __getattr__(
+    name: str,
+) -> Any:  # methods are found, not listed, so type checkers need telling that there are more names
     raise AttributeError(f"module 'caveat' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Batches of inputs: one tensor, or a dict or tuple of tensors that share their first axis.
 
 A dict is passed to the module as keyword arguments, a tuple as positional ones. Entries that are not tensors
-(a flag, a string) ride along untouched.
+(a flag, a string) and tensors without axes ride along untouched.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,31 +28,34 @@ def map_tensors(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
 
 def tensors(x: Inputs) -> list[Tensor]:
     """Every tensor of the inputs, in order."""
-    found: list[Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, x)  # type: ignore[func-returns-value]
-    return found
+    if isinstance(x, Tensor):
+        return [x]
+    values = x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ()
+    return [tensor for value in values for tensor in tensors(value)]
 
 
 def count_rows(x: Inputs) -> int:
     """The length of the shared first axis."""
-    lengths = {len(tensor) for tensor in tensors(x) if tensor.ndim > 0}
+    lengths = {len(tensor) for tensor in tensors(x) if tensor.ndim}
     if len(lengths) != 1:
         raise ValueError(
-            f"inputs must be tensors that share their first axis, got lengths {sorted(lengths)} in a {type(x).__name__}"
+            f"inputs must be tensors that share their first axis, got lengths {sorted(lengths)} in a "
+            f"{type(x).__name__}: give every tensor one entry a row"
         )
     return lengths.pop()
 
 
 def move(x: Inputs, device: torch.device) -> Inputs:
     """The inputs on a device."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), x)
+    # A copy to the CPU that does not block could be read before it is there.
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), x)
 
 
 def slices(x: Inputs, size: int) -> Iterator[Inputs]:
     """The inputs in consecutive pieces of at most `size` rows; one empty piece when there are none."""
-    n = count_rows(x)
-    for start in range(0, max(n, 1), size):
-        yield map_tensors(lambda tensor, a=start: tensor[a : a + size] if tensor.ndim else tensor, x)  # type: ignore[misc]
+    for start in range(0, max(count_rows(x), 1), size):
+        rows = slice(start, start + size)
+        yield map_tensors(lambda tensor, rows=rows: tensor[rows] if tensor.ndim else tensor, x)  # type: ignore[misc]
 
 
 def concatenate(pieces: Sequence[Inputs]) -> Inputs:
@@ -63,16 +66,11 @@ def concatenate(pieces: Sequence[Inputs]) -> Inputs:
     if isinstance(first, dict):
         return {key: concatenate([piece[key] for piece in pieces]) for key in first}
     if isinstance(first, list | tuple):
-        return tuple(concatenate(list(group)) for group in zip(*pieces, strict=True))
+        return tuple(concatenate(group) for group in zip(*pieces, strict=True))
     return first
 
 
 def first_not_finite(x: Inputs) -> int | None:
     """The first row that holds NaN or infinity, or None."""
-    worst: int | None = None
-    for tensor in tensors(x):
-        if tensor.ndim and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            bad = ~torch.isfinite(tensor).reshape(len(tensor), -1).all(1)
-            row = int(bad.nonzero()[0])
-            worst = row if worst is None else min(worst, row)
-    return worst
+    bad = (~torch.isfinite(tensor) for tensor in tensors(x) if tensor.ndim and tensor.is_floating_point())
+    return min((int(rows.nonzero()[0, 0]) for rows in bad if bool(rows.any())), default=None)

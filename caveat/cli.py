@@ -1,7 +1,7 @@
 """The command line: each verb is one arrow of  data -> posterior -> predictions -> scores -> page.
 
-A verb is a dataclass; its fields are its options and their comments its help. A method's knobs come from the method's own
-dataclass, so `caveat fit swag --help` shows them all and there is nothing to keep in step by hand.
+A verb is a dataclass; its fields are its options and their comments its help. A method's knobs come from the method's
+own dataclass, so `caveat fit swag --help` shows them all and there is nothing to keep in step by hand.
 """
 
 import dataclasses
@@ -91,9 +91,18 @@ class Fit:
         start: Any = None if method.starts_from == "scratch" else discover()["map"]()
         if self.start is not None:
             start = read_posterior(self.start, common.place())[0]
-        posterior = fit(task, method, start=start, seed=common.seed, device=common.place(), folder=self.out, progress=not common.quiet)
+        posterior = fit(
+            task,
+            method,
+            start=start,
+            seed=common.seed,
+            device=common.place(),
+            folder=self.out,
+            progress=not common.quiet,
+        )
         recipe.write(self.out)
-        lines = [f"{type(method).__name__}: {posterior.info.seconds:.1f} s, {posterior.info.stored_bytes:,} bytes -> {self.out}"]
+        cost = f"{posterior.info.seconds:.1f} s, {posterior.info.stored_bytes:,} bytes"
+        lines = [f"{type(method).__name__}: {cost} -> {self.out}"]
         lines += [] if common.quiet else [f"warning: {warning}" for warning in posterior.info.warnings]
         content = {"out": str(self.out), "method": method_name(method), "info": dataclasses.asdict(posterior.info)}
         common.show(content, "\n".join(lines))
@@ -105,7 +114,7 @@ class Predict:
 
     posterior: Path  # a folder that `caveat fit` wrote
     out: Path = Path("predictions.npz")  # the file to write
-    data: str | None = None  # a data set (its test rows), or an npz with an array x; the posterior's own unless given
+    data: str | None = None  # a data set (its test rows), or an npz with an array x; else the posterior's own
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
     draws: int | None = None  # posterior draws; the method's own number unless given
 
@@ -119,7 +128,11 @@ class Predict:
         rows = inputs_of(self.data or recipe.data, self.data_dir, common.seed)
         arrays = predict_rows(posterior, rows, draws=self.draws, seed=common.seed, progress=not common.quiet)
         write_arrays(self.out, arrays)
-        content = {"out": str(self.out), "rows": len(rows), "arrays": {name: list(a.shape) for name, a in arrays.items()}}
+        content = {
+            "out": str(self.out),
+            "rows": len(rows),
+            "arrays": {name: list(a.shape) for name, a in arrays.items()},
+        }
         common.show(content, f"{len(rows)} rows -> {self.out} ({', '.join(arrays)})")
 
 
@@ -204,8 +217,13 @@ class Methods:
         lines += ["", " " * width + "  " + "  ".join(known)]
         for name, method in found.items():
             marks = ("yes" if k in method.likelihoods else "-" for k in known)
-            lines.append(f"{name:<{width}}  " + "  ".join(f"{m:^{len(k)}}" for m, k in zip(marks, known, strict=True)).rstrip())
-        content = {n: {"summary": _summary(m), "starts_from": m.starts_from, "likelihoods": list(m.likelihoods)} for n, m in found.items()}
+            lines.append(
+                f"{name:<{width}}  " + "  ".join(f"{m:^{len(k)}}" for m, k in zip(marks, known, strict=True)).rstrip()
+            )
+        content = {
+            n: {"summary": _summary(m), "starts_from": m.starts_from, "likelihoods": list(m.likelihoods)}
+            for n, m in found.items()
+        }
         common.show(content, "\n".join(lines))
 
 
@@ -214,7 +232,7 @@ def _summary(thing: Any) -> str:
 
 
 def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
-    """The tree of verbs as a type for the parser: a verb's options, the common ones and a method's knobs on one level."""
+    """The tree of verbs as a type for the parser: a verb's, the common and a method's options on one level."""
     import tyro
 
     from caveat.methods import discover
@@ -229,10 +247,12 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
         fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
         parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
         parsed.__doc__ = _summary(method or verb)
-        runners[parsed] = (lambda p: p.verb.run(p.common)) if method is None else (lambda p: p.verb.run(p.common, p.method))
+        runners[parsed] = (
+            (lambda p: p.verb.run(p.common)) if method is None else (lambda p: p.verb.run(p.common, p.method))
+        )
         return Annotated[parsed, tyro.conf.subcommand(name, prefix_name=False, description=_summary(method or verb))]
 
-    fits = Union[tuple(leaf(name, Fit, method) for name, method in discover().items())]  # noqa: UP007
+    fits: Any = Union[tuple(leaf(name, Fit, method) for name, method in discover().items())]  # noqa: UP007
     verbs = {"demo": Demo, "predict": Predict, "evaluate": Evaluate, "report": Report, "methods": Methods}
     leaves = {name: leaf(name, verb) for name, verb in verbs.items()}
     leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=_summary(Fit))]

@@ -1,7 +1,7 @@
-"""The main job: every method on scikit-learn's digits, clean, rotated and against data from outside, in one table and one page.
+"""The main job: every method on scikit-learn's digits, clean, rotated and from outside, in one table and one page.
 
-A small network (64-32-10, SiLU) keeps it short; each method runs its `quick` instance. The point is not the best score but to
-see, side by side, what each posterior says when the input is one the network was never trained on.
+A small network (64-32-10, SiLU) keeps it short; each method runs its `quick` instance. The point is not the best score
+but to see, side by side, what each posterior says when the input is one the network was never trained on.
 """
 
 from pathlib import Path
@@ -39,7 +39,9 @@ def digits_data(digits: data.DataSet) -> tuple[dict[str, Any], dict[str, Dataset
     """Clean and rotated test digits, and data from outside."""
     x, y = digits.test.tensors
     rotated = {angle: (data.rotate(x, angle, fill=digits.preprocessing["black"]), y) for angle in ANGLES}
-    return {"clean": digits.test, "rotated": rotated}, {name: data.out_of_distribution(name, digits) for name in OUTSIDE}
+    return {"clean": digits.test, "rotated": rotated}, {
+        name: data.out_of_distribution(name, digits) for name in OUTSIDE
+    }
 
 
 def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu", progress: bool = True) -> str:
@@ -50,7 +52,15 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
     with new_folder(folder, overwrite=(folder / "report.html").exists()) as place:
         for name, label, posterior in _posteriors(task, seed, device, progress):
             posterior.save(place / name / "posterior")
-            evaluate(posterior, inside, ood=outside, folder=place / name, label=label, class_names=digits.class_names, progress=progress)
+            evaluate(
+                posterior,
+                inside,
+                ood=outside,
+                folder=place / name,
+                label=label,
+                class_names=digits.class_names,
+                progress=progress,
+            )
         runs = report.read(place)
         report.write_csv(runs, place / "results.csv")
         report.write(place, title="Caveat: every method on digits")
@@ -67,4 +77,8 @@ def _posteriors(task: Task, seed: int, device: torch.device | str, progress: boo
     for name, method in methods.items():
         if name != "map":
             start = point if method.starts_from == "trained" else None
-            yield name, method.__name__, fit(task, method.quick, start=start, seed=seed, device=device, progress=progress)
+            yield (
+                name,
+                method.__name__,
+                fit(task, method.quick, start=start, seed=seed, device=device, progress=progress),
+            )

@@ -30,7 +30,7 @@ class Range:
     open_high: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Whether the value lies inside; NaN never does."""
+        """Whether the value lies inside; NaN and infinity never do."""
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return above and below and math.isfinite(value)
@@ -75,15 +75,24 @@ def _complaint(hint: Any, value: Any) -> str | None:
         return None if None in complaints else " or ".join(dict.fromkeys(c for c in complaints if c))
     if origin is Literal:
         return None if value in get_args(hint) else "one of " + ", ".join(map(repr, get_args(hint)))
-    if origin is tuple and isinstance(value, tuple):
-        item = get_args(hint)[0]
-        return next((f"{c} in every entry" for c in (_complaint(item, v) for v in value) if c), None)
+    if origin is tuple:
+        return _tuple_complaint(get_args(hint), value)
     if hint is type(None):
         return None if value is None else "None"
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if hint is float:
         return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
-    if isinstance(hint, type):
+    if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
         return None if isinstance(value, hint) else f"a {hint.__name__}"
     return None
+
+
+def _tuple_complaint(entries: tuple[Any, ...], value: Any) -> str | None:
+    if not isinstance(value, tuple):
+        return "a tuple"
+    hints = entries[:1] * len(value) if entries[-1] is Ellipsis else entries
+    if len(hints) != len(value):
+        return f"a tuple of {len(hints)} entries"
+    complaints = (_complaint(hint, entry) for hint, entry in zip(hints, value, strict=True))
+    return next((f"{complaint} in every entry" for complaint in complaints if complaint), None)

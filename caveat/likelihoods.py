@@ -125,8 +125,8 @@ class Categorical(_NothingLearned):
         self.check_targets(targets)
         if outputs.ndim < 2 or not -outputs.ndim < self.class_axis < outputs.ndim or self.class_axis == 0:
             raise ValueError(
-                f"Categorical(class_axis={self.class_axis}) needs logits with the batch axis first and a class axis there, "
-                f"such as [batch, classes], got {_shape(outputs)}: change the network's output or class_axis"
+                f"Categorical(class_axis={self.class_axis}) needs logits with classes on that axis and the batch on "
+                f"the first, such as [batch, classes], got {_shape(outputs)}: change the network's output or class_axis"
             )
         *positions, classes = outputs.movedim(self.class_axis, -1).shape
         if tuple(positions) != _shape(targets):
@@ -142,7 +142,11 @@ class Categorical(_NothingLearned):
         kept = targets[self._kept(targets)].long()
         low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
         if low < 0 or high >= classes:
-            advice = f"mark labels to leave out with ignore_index={low}" if low < 0 else f"give the network {high + 1} outputs"
+            advice = (
+                f"mark labels to leave out with ignore_index={low}"
+                if low < 0
+                else f"give the network {high + 1} outputs"
+            )
             raise ValueError(
                 f"labels run from {low} to {high}, but the network has {classes} outputs (labels 0 to {classes - 1}): "
                 f"check the labels, or {advice}"
@@ -156,7 +160,7 @@ class Categorical(_NothingLearned):
         logits = outputs.movedim(self.class_axis, 1)
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
         loss = F.cross_entropy(logits, targets.long(), weights, ignore_index=self.ignore_index, reduction="none")
-        return -loss.reshape(len(loss), *loss.shape[1:], 1).flatten(1).sum(1)
+        return -loss.unsqueeze(-1).flatten(1).sum(1)
 
     def baseline(self, targets: Tensor) -> float:
         """The entropy of the labels' own frequencies, each class counted by its weight."""
@@ -222,8 +226,8 @@ class Bernoulli(_NothingLearned, _DiagonalFisher):
         """The entropy of each label's own frequency."""
         rows = _by_output(targets)
         share = rows.mean(0)
-        entropy = -(torch.special.xlogy(share, share) + torch.special.xlogy(1 - share, 1 - share)).sum()
-        return -float(entropy) * len(rows) / len(targets)
+        per_position = (torch.special.xlogy(share, share) + torch.special.xlogy(1 - share, 1 - share)).sum()
+        return float(per_position) * len(rows) / len(targets)
 
     def _fisher_root(self, outputs: Tensor, hyper: Hyper) -> Tensor:
         """F = p (1 - p)."""
@@ -375,8 +379,9 @@ class Poisson(_NothingLearned, _DiagonalFisher):
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """Log probability of the counts of a row."""
-        counts = targets.reshape(outputs.shape).to(outputs.dtype)
-        return (counts * outputs - outputs.exp() - torch.lgamma(counts + 1)).flatten(1).sum(1)
+        counts, log_rates = targets.reshape(outputs.shape).double(), outputs.double()  # large terms that nearly cancel
+        log_probs = counts * log_rates - log_rates.exp() - torch.lgamma(counts + 1)
+        return log_probs.flatten(1).sum(1).to(outputs.dtype)
 
     def baseline(self, targets: Tensor) -> float:
         """One rate an output for all rows."""
@@ -413,8 +418,8 @@ def _check_shape(name: str, outputs: Tensor, targets: Tensor, per_target: int = 
     if _shape(outputs) != wanted:
         count = "one output" if per_target == 1 else "two outputs, a mean and a log variance,"
         raise ValueError(
-            f"{name} needs {count} for each target: targets {_shape(targets)} need outputs {wanted}, got {_shape(outputs)}: "
-            "change the network's last layer, or reshape the targets"
+            f"{name} needs {count} for each target: targets {_shape(targets)} need outputs {wanted}, "
+            f"got {_shape(outputs)}: change the network's last layer, or reshape the targets"
         )
 
 
@@ -425,9 +430,10 @@ def _check_real(name: str, targets: Tensor) -> None:
         )
     bad = ~torch.isfinite(targets)
     if bool(bad.any()):
-        row = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
+        row = int(bad.nonzero()[0, 0])
         raise ValueError(
-            f"{name} needs finite targets, but row {row} holds {_examples(targets[bad])}: clean or leave out such rows"
+            f"{name} needs finite targets, but row {row} holds {_examples(targets[row][bad[row]])}: "
+            "clean or leave out such rows"
         )
 
 
@@ -444,8 +450,8 @@ def _units(targets: Tensor, standardise: bool) -> Hyper:
     if bool(equal.any()):
         output = int(equal.nonzero()[0])
         raise ValueError(
-            f"standardise=True needs targets that vary, but those of output {output} are all {float(rows[0, output]):g}: "
-            "leave that output out, or use standardise=False"
+            f"standardise=True needs targets that vary, but those of output {output} are all "
+            f"{float(rows[0, output]):g}: leave that output out, or use standardise=False"
         )
     return {"target_mean": rows.mean(0), "target_scale": rows.std(0, correction=0)}
 

@@ -97,7 +97,7 @@ class Network:
         return outputs
 
     def fresh(self, rng: torch.Generator) -> Params:
-        """New initial values of the selected parameters, and of their layers' buffers, drawn as the layers draw them."""
+        """New initial values of the selected parameters and of their layers' buffers, drawn as the layers draw them."""
         module = _copied(self.module)
         devices = sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)
         seed = int(torch.randint(2**62, (), generator=rng))
@@ -110,7 +110,7 @@ class Network:
         kept = [n for n in self.names if now[n].numel() > 1 and torch.equal(now[n], before[n]) and now[n].std() > 0]
         if kept:
             raise ValueError(
-                f"no fresh values could be drawn for {', '.join(kept[:3])}: no reset_parameters() of the module reaches it; "
+                f"no fresh values could be drawn for {', '.join(kept[:3])}: no layer's reset_parameters() reaches it; "
                 "pass initialise=function that draws new weights in place on a module"
             )
         values = {name: now[name].detach().clone() for name in self.names}
@@ -179,19 +179,16 @@ class Network:
 
     def layers(self) -> list[Layer]:
         """Every submodule that owns parameters, and how many of them are selected."""
-        selected, found = set(self.names), []
-        names = dict.fromkeys(_layer(name) for name, _ in self.module.named_parameters())
-        for prefix in names:
-            layer = self.module.get_submodule(prefix)
-            own = {n: p.numel() for n, p in self.module.named_parameters() if _layer(n) == prefix}
-            reasons = {
-                "frozen (requires_grad=False)" if name in self.frozen else "left out by parameters="
-                for name in own
-                if name not in selected
-            }
-            counted = sum(count for name, count in own.items() if name in selected)
-            why = " and ".join(sorted(reasons))
-            found.append(Layer(prefix, type(layer).__name__, sum(own.values()), counted, why))
+        counts: dict[str, dict[str, int]] = {}
+        for name, parameter in self.module.named_parameters():
+            counts.setdefault(_layer(name), {})[name] = parameter.numel()
+        found, selected = [], set(self.names)
+        for prefix, own in counts.items():
+            rest = own.keys() - selected
+            reasons = {"frozen (requires_grad=False)" if n in self.frozen else "left out by parameters=" for n in rest}
+            kind = type(self.module.get_submodule(prefix)).__name__
+            counted = sum(own[name] for name in own.keys() & selected)
+            found.append(Layer(prefix, kind, sum(own.values()), counted, " and ".join(sorted(reasons))))
         return found
 
 
@@ -229,19 +226,17 @@ def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError("every parameter is frozen: call requires_grad_(True) on those that inference is about")
-    if callable(parameters):
-        names = tuple(name for name, p in trainable.items() if parameters(name, p))
-        unused: list[object] = [] if names else [parameters]
-    else:
-        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
-        names = tuple(name for name in trainable if any(fnmatchcase(name, pattern) for pattern in patterns))
-        unused = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in trainable)]
-    if unused or not names:
-        wrong = unused[0] if unused else parameters
-        raise ValueError(
-            f"parameters={wrong!r} matches none of the module's trainable parameters: {list(trainable)[:8]}"
-        )
-    return names
+    filters = [parameters] if callable(parameters) or isinstance(parameters, str) else list(parameters)
+    names: set[str] = set()
+    for wanted in filters:
+        matched = {n for n, p in trainable.items() if (wanted(n, p) if callable(wanted) else fnmatchcase(n, wanted))}
+        if not matched:
+            known = list(trainable)[:8]
+            raise ValueError(f"parameters={wanted!r} matches none of the module's trainable parameters: {known}")
+        names |= matched
+    if not names:
+        raise ValueError("parameters= is empty: give at least one name pattern, or '*' for all")
+    return tuple(name for name in trainable if name in names)
 
 
 def _reset(module: nn.Module) -> None:

@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,7 +18,7 @@ from caveat.batches import Inputs, count_rows, first_not_finite
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info, Run
-from caveat.methods import Method, discover, method_name
+from caveat.methods import Method, discover
 from caveat.network import Network, Params
 from caveat.predictive import Predictive
 from caveat.storage import (
@@ -50,7 +49,7 @@ class Posterior:
     info: Info
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Iterator[Params]:
-        """n draws of the weights."""
+        """N draws of the weights."""
         if n < 1:
             raise ValueError(f"sample(n={n}): must be at least 1")
         return self.method.draws(self.state, self.network, n, torch.Generator().manual_seed(seed))
@@ -67,7 +66,9 @@ class Posterior:
         self.network.check_inputs(x)
         bad = first_not_finite(x)
         if bad is not None:
-            raise ValueError(f"the inputs hold NaN or infinity, first in row {bad} of {count_rows(x)}: clean or impute them first")
+            raise ValueError(
+                f"the inputs hold NaN or infinity, first in row {bad} of {count_rows(x)}: clean or impute them first"
+            )
         outputs, hyper = self.method.outputs(self.state, self.network, x, n, torch.Generator().manual_seed(seed))
         return self.network.likelihood.predictive(outputs, hyper)
 
@@ -81,7 +82,10 @@ class Posterior:
                 "prior": encode(self.network.prior, tensors, "prior"),
             }
             # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
-            groups = {f"state.{g}": t for g, t in self.state.items()} | {"fixed": self.network.fixed(), "described": tensors}
+            groups = {f"state.{g}": t for g, t in self.state.items()} | {
+                "fixed": self.network.fixed(),
+                "described": tensors,
+            }
             digest = write_state(place / "state.safetensors", groups)
             content = described | {
                 "format": FORMAT,
@@ -114,11 +118,13 @@ def fit(
     Args:
         task: the network and its data.
         method: which posterior, with its knobs.
-        start: None takes the module's own weights, as they were trained; a method (such as `MAP()`) is fitted first; a posterior
+        start: None takes the module's own weights, as they were trained; a method (such as `MAP()`) is fitted first; a
+        posterior
             that has a point (a MAP) gives that point.
         seed: of everything random in the fit.
         device: where to compute; the module's own device unless given.
-        folder: where to keep the place (in `<folder>.partial`, so that the same call goes on after a kill) and, at the end, the
+        folder: where to keep the place (in `<folder>.partial`, so that the same call goes on after a kill) and, at the
+        end, the
             posterior. An existing folder is never overwritten.
         progress: show progress of anything over a second on standard error.
     """
@@ -127,7 +133,12 @@ def fit(
     if target is not None and target.exists():
         raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
     _check_likelihood(method, task)
-    refuse_if_too_large(f"{type(method).__name__} on {task.network.n_parameters:,} weights", method.memory(task.network), place, "use a smaller configuration, or parameters= to select fewer weights")
+    refuse_if_too_large(
+        f"{type(method).__name__} on {task.network.n_parameters:,} weights",
+        method.memory(task.network),
+        place,
+        "use a smaller configuration, or parameters= to select fewer weights",
+    )
     reset_peak(place)
     clock = time.monotonic()
     ranks = current_ranks(place)
@@ -147,7 +158,9 @@ def fit(
         seed=seed,
         versions=_versions(),
     )
-    posterior = Posterior(method, {g: {n: t.detach() for n, t in ts.items()} for g, ts in state.items()}, task.network.to(place), info)
+    posterior = Posterior(
+        method, {g: {n: t.detach() for n, t in ts.items()} for g, ts in state.items()}, task.network.to(place), info
+    )
     if target is not None and ranks.first:
         posterior.save(target)
         run.discard()
@@ -155,7 +168,9 @@ def fit(
     return posterior
 
 
-def load(folder: str | Path, model: nn.Module, *, device: torch.device | str | None = None, classes: Iterable[type] = ()) -> Posterior:
+def load(
+    folder: str | Path, model: nn.Module, *, device: torch.device | str | None = None, classes: Iterable[type] = ()
+) -> Posterior:
     """Read a posterior for a model of the same architecture (its weights do not matter).
 
     Args:
@@ -178,7 +193,9 @@ def load(folder: str | Path, model: nn.Module, *, device: torch.device | str | N
         raise CorruptFile(f"{folder} is a posterior of another model: this one has no parameter {sorted(missing)[0]!r}")
     network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in names)
     if network.fingerprint() != content["fingerprint"]:
-        raise CorruptFile(f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's")
+        raise CorruptFile(
+            f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
+        )
     network = network.with_fixed(groups["fixed"])
     state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
     posterior = Posterior(described["method"], state, network, Info(**content["info"]))
@@ -189,10 +206,14 @@ def _check_likelihood(method: Method, task: Task) -> None:
     name = type(task.network.likelihood).__name__
     builtin = name in likelihoods.__all__
     if builtin and name not in method.likelihoods:
-        raise ValueError(f"{type(method).__name__} does not support {name}: it supports {', '.join(method.likelihoods)}")
+        raise ValueError(
+            f"{type(method).__name__} does not support {name}: it supports {', '.join(method.likelihoods)}"
+        )
 
 
-def _start(task: Task, method: Method, start: Any, seed: int, device: torch.device, folder: Path | None, progress: bool) -> State:
+def _start(
+    task: Task, method: Method, start: Any, seed: int, device: torch.device, folder: Path | None, progress: bool
+) -> State:
     """The point to start from: groups "params" and "hyper"."""
     if start is not None and not isinstance(start, Posterior):
         place = None if folder is None else folder.with_name(f"{folder.name}.start")
@@ -202,7 +223,10 @@ def _start(task: Task, method: Method, start: Any, seed: int, device: torch.devi
             start = fit(task, start, seed=seed, device=device, folder=place, progress=progress)
     if isinstance(start, Posterior):
         if "params" not in start.state or start.network.fingerprint() != task.network.fingerprint():
-            raise ValueError(f"a fit can start from a point of the same network, such as a MAP; {type(start.method).__name__} of this start is not one")
+            raise ValueError(
+                f"a fit can start from a point of the same network, such as a MAP; "
+                f"this {type(start.method).__name__} is not one"
+            )
         return {"params": start.state["params"], "hyper": start.state["hyper"]}
     network = task.network.to(device)
     params = network.params()
@@ -212,8 +236,10 @@ def _start(task: Task, method: Method, start: Any, seed: int, device: torch.devi
     reached = float(task.log_likelihood(network, params, hyper))
     if reached <= task.baseline:
         raise ValueError(
-            f"{type(method).__name__} starts from a trained network, but this one is no better than the label marginals "
-            f"(log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, or pass start=caveat.MAP()"
+            f"{type(method).__name__} starts from a trained network, but this one is no better than the "
+            f"label marginals "
+            f"(log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, "
+            "or pass start=caveat.MAP()"
         )
     return {"params": params, "hyper": hyper}
 
@@ -225,13 +251,14 @@ def _sketch(state: State) -> str:
 
 
 def _versions() -> dict[str, str]:
-    return {"caveat": metadata.version("caveat"), "torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+    from caveat import __version__  # the package imports this module first
+
+    python = platform.python_version()
+    return {"caveat": __version__, "torch": torch.__version__, "numpy": numpy.__version__, "python": python}
 
 
 def _known_classes() -> list[type]:
-    """Every class that a saved description may name: likelihoods, priors, methods, and the dataclasses among their knobs."""
-    named = [getattr(module, name) for module in (likelihoods, priors) for name in module.__all__]
-    found = [cls for cls in (*named, *discover().values()) if dataclasses.is_dataclass(cls)]
-    for method in discover().values():
-        found += [hint for hint in get_type_hints(method).values() if dataclasses.is_dataclass(hint) and hint not in found]
-    return found
+    """What a saved description may name: likelihoods, priors, methods, and the dataclasses among their knobs."""
+    named: list[type] = [getattr(module, name) for module in (likelihoods, priors) for name in module.__all__]
+    knobs: list[type] = [hint for method in discover().values() for hint in get_type_hints(method).values()]
+    return [cls for cls in (*named, *discover().values(), *knobs) if dataclasses.is_dataclass(cls)]

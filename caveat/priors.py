@@ -5,15 +5,16 @@ to the GGN; a correlated prior (EmpCov) maps to and from independent standard no
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs
+from caveat.batches import slices
 from caveat.knobs import Positive, check_knobs
 
 __all__ = [
@@ -50,25 +51,33 @@ class GaussianPrior:
     precision: float | Mapping[str, float | Tensor] = 1.0
 
     def __post_init__(self) -> None:
-        values = self.precision.values() if isinstance(self.precision, Mapping) else [self.precision]
-        for value in values:
-            tensor = torch.as_tensor(value)
-            if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
-                raise ValueError(f"GaussianPrior(precision={value!r}): must be finite and above 0")
+        for value in self._patterns().values():
+            if not isinstance(value, int | float | Tensor) or not bool(_positive(torch.as_tensor(value)).all()):
+                raise ValueError(f"GaussianPrior(precision={value!r}): must be numbers or tensors, finite and above 0")
+
+    def _patterns(self) -> Mapping[str, float | Tensor]:
+        return self.precision if isinstance(self.precision, Mapping) else {"*": self.precision}
 
     def of(self, name: str, weight: Tensor) -> Tensor:
-        """The precision of one weight tensor, broadcastable to it."""
-        if not isinstance(self.precision, Mapping):
-            return weight.new_tensor(self.precision)
-        for pattern, value in self.precision.items():
+        """The precision of one weight tensor: of no axes, or of the weight's shape."""
+        for pattern, value in self._patterns().items():
             if fnmatchcase(name, pattern):
-                return torch.as_tensor(value, dtype=weight.dtype, device=weight.device)
-        raise ValueError(f"GaussianPrior has no precision for {name!r}: its patterns are {list(self.precision)}; add one, or '*'")
+                precision = torch.as_tensor(value, dtype=weight.dtype, device=weight.device)
+                if precision.ndim and precision.shape != weight.shape:
+                    raise ValueError(
+                        f"GaussianPrior has precisions of shape {tuple(precision.shape)} for {name!r}, which has shape "
+                        f"{tuple(weight.shape)}: give a number, or one precision a weight"
+                    )
+                return precision
+        raise ValueError(
+            f"GaussianPrior has no precision for {name!r}: its patterns are {list(self._patterns())}; add one, or '*'"
+        )
 
     def log_prob(self, params: Params) -> Tensor:
         """-(precision w^2 - log precision + log 2 pi) / 2, summed."""
         return _total(
-            -0.5 * ((p := self.of(name, w)) * w.square() - p.log() + math.log(2 * math.pi)).sum() for name, w in params.items()
+            -0.5 * ((p := self.of(name, w)) * w.square() - p.log() + math.log(2 * math.pi)).sum()
+            for name, w in params.items()
         )
 
     def sample(self, like: Params, rng: torch.Generator) -> Params:
@@ -108,7 +117,9 @@ class StudentTPrior:
         """The t density, summed."""
         nu = self.degrees
         constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu * math.pi) - math.log(self.scale)
-        return _total((constant - (nu + 1) / 2 * torch.log1p((w / self.scale) ** 2 / nu)).sum() for w in params.values())
+        return _total(
+            (constant - (nu + 1) / 2 * torch.log1p((w / self.scale) ** 2 / nu)).sum() for w in params.values()
+        )
 
     def sample(self, like: Params, rng: torch.Generator) -> Params:
         """A normal over the root of an independent chi-squared / degrees."""
@@ -149,7 +160,10 @@ class GaussianMixturePrior:
     def __post_init__(self) -> None:
         check_knobs(self)
         if len(self.stds) != len(self.weights) or not self.stds:
-            raise ValueError(f"GaussianMixturePrior needs one weight a component, got {len(self.stds)} stds and {len(self.weights)} weights")
+            raise ValueError(
+                f"GaussianMixturePrior has {len(self.stds)} stds and {len(self.weights)} weights: "
+                "give one of each a component, and at least one component"
+            )
 
     def log_prob(self, params: Params) -> Tensor:
         """Log of the mixture density, summed."""
@@ -178,7 +192,8 @@ class EmpCovPrior:
     """First-layer filters ~ N(0, alpha Sigma + epsilon I) with Sigma the covariance of inputs (Izmailov et al. 2021b).
 
     Directions in which the inputs do not vary get a small prior variance, so that weights along them stay small and do
-    not harm predictions when shifted inputs do vary there. Every other weight is N(0, 1/precision). Factors are float64.
+    not harm predictions when shifted inputs do vary there. Every other weight is N(0, 1/precision). Factors are
+    float64, and live where `covariance` does: weights on another device cost a copy a call.
     """
 
     layer: str  # name of the first layer's weight, [out, in] or [out, in, height, width]
@@ -189,58 +204,93 @@ class EmpCovPrior:
 
     def __post_init__(self) -> None:
         check_knobs(self)
-        if self.covariance.ndim != 2 or not torch.allclose(self.covariance, self.covariance.T):
-            raise ValueError(f"EmpCovPrior needs a symmetric covariance [d, d], got {tuple(self.covariance.shape)}")
+        shape = tuple(self.covariance.shape)
+        if len(shape) != 2 or shape[0] != shape[1] or not torch.allclose(self.covariance, self.covariance.T):
+            raise ValueError(
+                f"EmpCovPrior needs a symmetric covariance [d, d] without NaN, and the tensor given, of shape {shape}, "
+                "is not one: EmpCovPrior.from_inputs(...) measures it"
+            )
+        _ = self._factors  # now: what is first computed inside torch.func.grad cannot be kept
 
     @staticmethod
-    def from_inputs(layer: str, weight: Tensor, inputs: Inputs, *, alpha: float = 1.0, epsilon: float = 1e-2, precision: float = 1.0) -> "EmpCovPrior":
+    def from_inputs(
+        layer: str, weight: Tensor, inputs: Tensor, *, alpha: float = 1.0, epsilon: float = 1e-2, precision: float = 1.0
+    ) -> "EmpCovPrior":
         """Measure the covariance of what the layer sees: input rows, or all patches of its filter's size."""
-        x = inputs.double()
-        if weight.ndim == 4:
-            x = torch.nn.functional.unfold(x, weight.shape[2:]).transpose(1, 2)
-        rows = x.reshape(-1, weight[0].numel())
-        return EmpCovPrior(layer, torch.cov(rows.T, correction=0).reshape(len(rows.T), -1), alpha, epsilon, precision)
+        d, rows_at_once = weight[0].numel(), max(1, 2**22 // (inputs[0].numel() * weight[0, 0].numel()))
+        shift = _seen_by(weight, inputs[:rows_at_once]).mean(0)  # any point near the mean: less cancels below
+        count, total, products = 0, torch.zeros_like(shift), shift.new_zeros(d, d)
+        for piece in slices(inputs, rows_at_once):
+            rows = _seen_by(weight, piece) - shift  # [rows, d]
+            count, total, products = count + len(rows), total + rows.sum(0), products + rows.T @ rows
+        covariance = products / count - torch.outer(total, total) / count**2
+        return EmpCovPrior(layer, covariance, alpha, epsilon, precision)
 
-    def _root(self, like: Tensor) -> Tensor:
-        """The symmetric square root of alpha Sigma + epsilon I, float64."""
-        values, vectors = torch.linalg.eigh(self.covariance.double().to(like.device))
-        return (vectors * (self.alpha * values.clamp_min(0) + self.epsilon).sqrt()) @ vectors.T
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The symmetric square root of alpha Sigma + epsilon I, its inverse, and its log determinant."""
+        values, vectors = torch.linalg.eigh(self.covariance.double())
+        if float(values[0]) < -1e-4 * float(values.abs().max()):
+            raise ValueError(
+                f"EmpCovPrior needs a positive semi-definite covariance, but its lowest eigenvalue is "
+                f"{float(values[0]):.3g}: EmpCovPrior.from_inputs(...) measures one"
+            )
+        stds = (self.alpha * values.clamp_min(0) + self.epsilon).sqrt()  # below 0 by rounding only
+        return (vectors * stds) @ vectors.T, (vectors / stds) @ vectors.T, stds.log().sum()
 
-    def _filters(self, weight: Tensor) -> Tensor:
-        d = len(self.covariance)
+    def _change(self, params: Params, factor: Tensor, other: float) -> Params:
+        """Every filter of the layer times a factor, every other weight times a number."""
+        if self.layer not in params:
+            raise ValueError(f"EmpCovPrior is about {self.layer!r}, which is not among the weights {list(params)[:8]}")
+        weight, d = params[self.layer], len(factor)
         if weight[0].numel() != d:
-            raise ValueError(f"EmpCovPrior of {self.layer!r} has a covariance of size {d}, but its filters have {weight[0].numel()} weights")
-        return weight.reshape(-1, d)
+            raise ValueError(
+                f"EmpCovPrior has a covariance of size {d}, but a filter of {self.layer!r} has {weight[0].numel()} "
+                "weights: measure it with EmpCovPrior.from_inputs(...)"
+            )
+        changed = {name: w * other for name, w in params.items()}
+        filters = weight.reshape(-1, d).double() @ factor.to(weight.device)
+        changed[self.layer] = filters.reshape(weight.shape).to(weight.dtype)
+        return changed
 
     def whiten(self, params: Params) -> Params:
         """Weights to independent standard normals."""
-        z = {name: w * math.sqrt(self.precision) for name, w in params.items()}
-        weight = params[self.layer]
-        root = self._root(weight)
-        z[self.layer] = torch.linalg.solve(root, self._filters(weight).double().T).T.reshape(weight.shape).to(weight.dtype)
-        return z
+        return self._change(params, self._factors[1], math.sqrt(self.precision))
 
     def unwhiten(self, params: Params) -> Params:
         """Independent standard normals to weights."""
-        w = {name: z / math.sqrt(self.precision) for name, z in params.items()}
-        z = params[self.layer]
-        w[self.layer] = (self._filters(z).double() @ self._root(z)).reshape(z.shape).to(z.dtype)
-        return w
+        return self._change(params, self._factors[0], 1 / math.sqrt(self.precision))
 
     def log_prob(self, params: Params) -> Tensor:
         """Standard normal density of the whitened weights, less the log determinant of the map."""
-        z = self.whiten(params)
-        weight = params[self.layer]
-        log_det = len(self._filters(weight)) * torch.linalg.slogdet(self._root(weight))[1].to(weight.dtype)
+        density = GaussianPrior(1.0).log_prob(self.whiten(params))
+        log_det = len(params[self.layer]) * self._factors[2].to(density)
         others = sum(w.numel() for name, w in params.items() if name != self.layer)
-        return GaussianPrior(1.0).log_prob(z) - log_det + 0.5 * others * math.log(self.precision)
+        return density - log_det + 0.5 * others * math.log(self.precision)
 
     def sample(self, like: Params, rng: torch.Generator) -> Params:
         """Unwhitened standard normals."""
         return self.unwhiten({name: _normal(w, rng) for name, w in like.items()})
 
 
-def _total(terms) -> Tensor:  # type: ignore[no-untyped-def]
+def _seen_by(weight: Tensor, x: Tensor) -> Tensor:
+    """What a layer multiplies with each of its filters: input rows or patches, [rows, d], float64."""
+    if weight.ndim == 4 and x.ndim == 4 and x.shape[1] == weight.shape[1]:
+        patches = torch.nn.functional.unfold(x.double(), weight.shape[2:])  # [N, d, positions]
+        return patches.transpose(1, 2).flatten(0, 1)
+    if weight.ndim == 2 and weight.shape[1] in (x[0].numel(), x.shape[-1]):
+        return x.double().reshape(-1, weight.shape[1])
+    raise ValueError(
+        f"EmpCovPrior knows linear layers [out, in] and convolutions [out, in, height, width], and inputs of shape "
+        f"{tuple(x.shape)} do not fit a weight of shape {tuple(weight.shape)}: give the covariance yourself"
+    )
+
+
+def _positive(values: Tensor) -> Tensor:
+    return torch.isfinite(values) & (values > 0)
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
     return torch.stack([*terms]).sum()
 
 
@@ -250,7 +300,8 @@ def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
 
 def _gamma(shape: float, like: Tensor, rng: torch.Generator) -> Tensor:
     concentration = torch.full(like.shape, shape, dtype=torch.float64, device=rng.device)
-    return torch._standard_gamma(concentration, generator=rng).to(like.device, like.dtype)
+    drawn = torch._standard_gamma(concentration, generator=rng).to(like.device, like.dtype)
+    return drawn.clamp_min(torch.finfo(like.dtype).tiny)  # never 0, which a small shape can round to
 
 
 def _each(like: Params, rng: torch.Generator, transform: Callable[[Tensor], Tensor]) -> Params:

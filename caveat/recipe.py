@@ -1,4 +1,4 @@
-"""A recipe: the names from which the command line builds a task, kept beside a posterior so that it can be used again."""
+"""A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
 import importlib.util
 from dataclasses import asdict, dataclass
@@ -56,7 +56,9 @@ class Recipe:
                 return _from_file(self.model)
             return models.for_data(self.model, self.input_shape, self.n_outputs)
 
-    def task(self, data: DataSet, *, seed: int, prior_precision: float, parameters: str, validation: float, batch_size: int) -> Task:
+    def task(
+        self, data: DataSet, *, seed: int, prior_precision: float, parameters: str, validation: float, batch_size: int
+    ) -> Task:
         """The task: this model on the training rows."""
         return Task(
             self.module(seed),
@@ -75,7 +77,10 @@ class Recipe:
 def read_posterior(folder: Path, device: torch.device) -> tuple[Posterior, Recipe]:
     """A posterior that the command line wrote, and its recipe."""
     if not (folder / "recipe.json").exists():
-        raise FileNotFoundError(f"{folder} has no recipe.json, so the model is not known: give a folder that `caveat fit` wrote, or use caveat.load")
+        raise FileNotFoundError(
+            f"{folder} has no recipe.json, so the model is not known: "
+            "give a folder that `caveat fit` wrote, or use caveat.load"
+        )
     content: dict[str, Any] = read_json(folder / "recipe.json")
     content.pop("format")
     lists = {key: tuple(content[key]) for key in ("input_shape", "class_names")}

@@ -44,7 +44,7 @@ _MAPPED_ABOVE = 64 * 2**20  # larger tensors stay on disk until they are used
 _SAMPLED_ABOVE = 256 * 2**20  # larger files are checked by 256 blocks of 1 MiB spread over them
 
 
-class CorruptFile(ValueError):
+class CorruptFile(ValueError):  # noqa: N818 - the name says what is wrong
     """A file that is cut, edited, of another format version, or not what it should be."""
 
 
@@ -80,21 +80,31 @@ def new_folder(path: str | Path, overwrite: bool = False) -> typing.Iterator[Pat
         temporary.chmod(0o777 & ~_umask())
         yield temporary
         if path.exists():
-            retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            path.rename(retired / path.name)
-            temporary.rename(path)
-            shutil.rmtree(retired)
+            _replace_folder(path, temporary)
         else:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _replace_folder(path: Path, new: Path) -> None:
+    """Put a new folder in the place of an old one, which comes back when that fails."""
+    retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+    path.rename(retired / path.name)
+    try:
+        new.rename(path)
+    except OSError:
+        (retired / path.name).rename(path)
+        raise
+    finally:
+        shutil.rmtree(retired)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a json object with a checksum of itself."""
-    sealed = dict(content) | {"checksum": _checksum(content)}
+    """Write a json object with a checksum of itself; numbers that are not finite are written as Python reads them."""
+    plain = json.loads(json.dumps(content))  # as it will be read: tuples are lists, every key is a string
     with _whole(path) as temporary:
-        temporary.write_text(json.dumps(sealed, indent=1, allow_nan=False) + "\n")
+        temporary.write_text(json.dumps(plain | {"checksum": _checksum(plain)}, indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -115,11 +125,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_state(path: Path, state: State) -> str:
     """Write grouped tensors; returns the file's digest."""
+    if any("/" in group for group in state):
+        raise ValueError(f"a group's name cannot hold a slash, which ends it in the file: {list(state)}")
     flat = {f"{group}/{name}": tensor for group, tensors in state.items() for name, tensor in tensors.items()}
     owned: set[int] = set()
     ready: dict[str, Tensor] = {}
@@ -129,7 +141,8 @@ def write_state(path: Path, state: State) -> str:
         ready[name] = tensor.clone() if storage in owned else tensor  # safetensors refuses tensors that share memory
         owned.add(storage)
     with _whole(path) as temporary:
-        save_file(ready, temporary, metadata={"groups": json.dumps(list(state)), "order": json.dumps(list(flat))})
+        names = {group: list(tensors) for group, tensors in state.items()}
+        save_file(ready, temporary, metadata={"groups": json.dumps(names)})  # one entry: their order changes by itself
         digest = _digest(temporary)
     return digest
 
@@ -149,13 +162,12 @@ def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> S
         raise CorruptFile(f"{path} is cut or was changed after it was written: its digest does not match")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            state: State = {group: {} for group in json.loads(file.metadata()["groups"])}
-            for key in json.loads(file.metadata()["order"]):  # draws depend on the order, which the format does not keep
-                group, name = key.split("/", 1)
-                tensor = file.get_tensor(key)
-                small = tensor.numel() * tensor.element_size() < _MAPPED_ABOVE
-                state[group][name] = tensor.clone() if small else tensor  # a clone is aligned, so products round as before
-    except (SafetensorError, KeyError, ValueError) as error:
+            # Draws depend on the order, which the format does not keep; a clone is aligned, so sums round as before.
+            state: State = {}
+            for group, names in json.loads(file.metadata()["groups"]).items():
+                tensors = {name: file.get_tensor(f"{group}/{name}") for name in names}
+                state[group] = {name: t.clone() if t.nbytes < _MAPPED_ABOVE else t for name, t in tensors.items()}
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptFile(f"{path} is not a whole safetensors file ({error})") from error
     return state
 
@@ -185,19 +197,23 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         tensors[where] = value
         return {"tensor": where}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: encode(getattr(value, f.name), tensors, f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        fields = {name: encode(getattr(value, name), tensors, f"{where}.{name}") for name in names}
         return {"type": type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
-        return {"mapping": [[key, encode(item, tensors, f"{where}.{i}")] for i, (key, item) in enumerate(value.items())]}
+        items = enumerate(value.items())
+        return {"mapping": [[key, encode(item, tensors, f"{where}.{i}")] for i, (key, item) in items]}
     if isinstance(value, list | tuple):
         return [encode(item, tensors, f"{where}.{i}") for i, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{where} holds a {type(value).__name__}, which cannot be saved: use numbers, strings, tensors or tuples")
+    raise TypeError(
+        f"{where} holds a {type(value).__name__}, which cannot be saved: use numbers, strings, tensors or tuples"
+    )
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -> Any:
-    """The inverse of `encode`: only the classes given are ever made."""
+    """The inverse of `encode` (lists come back as tuples): only the classes given are ever made."""
     known = {cls.__name__: cls for cls in classes}
 
     def make(value: Any) -> Any:
@@ -209,8 +225,16 @@ def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -
             return tensors[value["tensor"]]
         if "mapping" in value:
             return {key: make(item) for key, item in value["mapping"]}
-        if value["type"] not in known:
-            raise CorruptFile(f"{value['type']} is not a class of this library: pass it, as in load(..., classes=[{value['type']}])")
-        return known[value["type"]](**{name: make(item) for name, item in value["fields"].items()})
+        name = value["type"]
+        if name not in known:
+            raise CorruptFile(f"{name} is not a class of this library: pass it, as in load(..., classes=[{name}])")
+        fields = {field: make(item) for field, item in value["fields"].items()}
+        try:
+            return known[name](**fields)
+        except (TypeError, ValueError) as error:
+            raise CorruptFile(f"{name} cannot be made from what was saved ({error})") from error
 
-    return make(value)
+    try:
+        return make(value)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise CorruptFile(f"the description of an object is not whole ({type(error).__name__}: {error})") from error

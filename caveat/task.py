@@ -2,24 +2,27 @@
 
     log p(D, theta) ~ N/B sum_{i in batch} log p(y_i | f(x_i, theta)) + log p(theta)
 
-The task reads the data set by index, not through the user's loader: in order, without padding or augmentation where exact
-sums are needed (curvature, HMC, evidence), shuffled by an explicit generator and augmented for training.
+The task reads the data set by index, not through the user's loader: in order, without padding or augmentation where
+exact sums are needed (curvature, HMC, evidence), shuffled by an explicit generator and augmented for training. Reading
+rows does not move the global random state, unless the data set itself draws from it.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence, Sized
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import sampler as samplers
 from torch.utils.data.distributed import DistributedSampler
 
-from caveat.batches import Inputs, concatenate, count_rows, first_not_finite, move, tensors
+from caveat.batches import Inputs, concatenate, count_rows, first_not_finite, map_tensors, move, tensors
 from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, ParameterFilter
 from caveat.priors import Params, Prior
+from caveat.storage import encode
 
 __all__ = ["Augment", "Batch", "Data", "Rows", "Task"]
 
@@ -34,46 +37,43 @@ class Rows:
     """A data set read by index, as (inputs, targets) batches.
 
     Args:
-        data: a `DataLoader` (its data set, collation and batch size are used, its sampler must be a plain one), a
-            map-style `Dataset` of (input, target) pairs, or a pair of tensors.
+        data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must be a plain
+            one), a map-style data set of (input, target) pairs, or a pair of tensors.
         needs_targets: whether rows without targets are an error.
     """
 
     def __init__(self, data: Data, needs_targets: bool = True) -> None:
-        self.batch_size, self._collate, self._workers = 128, None, 0
-        self.needs_targets = needs_targets
+        self.batch_size, self.needs_targets = 128, needs_targets
         self.known_finite = False  # whether all inputs were looked at once
-        indices: Sequence[int] | None = None
-        if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-            data = TensorDataset(*data)
-        if isinstance(data, DataLoader):
-            indices = _plain_indices(data)
-            self.batch_size = data.batch_size or 128
-            self._collate, self._workers = data.collate_fn, data.num_workers
-            data = data.dataset
-        if isinstance(data, IterableDataset) or not isinstance(data, Dataset | list):
+        self._reading: dict[str, Any] = {"collate_fn": default_collate}  # how a loader is to read rows
+        indices: Tensor | None = None
+        if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
+            data = _tensor_dataset(data)
+        if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+            indices, self.batch_size = _plain_reading(data)
+            kept = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
+            self._reading = {name: getattr(data, name) for name in kept}
+        dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        not_rows = isinstance(dataset, IterableDataset | Tensor | tuple | Mapping | str)
+        if not_rows or not hasattr(dataset, "__getitem__"):
             raise ValueError(
-                f"the data is a {type(data).__name__}, which cannot be read by index: pass a DataLoader over a map-style data set, "
-                "such a data set, or a pair of tensors (list(iterable) makes a map-style data set)"
+                f"the data is a {type(dataset).__name__}, which cannot be read by index: pass a DataLoader over a "
+                "map-style data set, such a data set, or a pair of tensors (list(iterable) makes a map-style data set)"
             )
-        if not isinstance(data, Sized):
-            raise ValueError(f"{type(data).__name__} has no length: give it __len__, since sums over the data need its size")
-        self.dataset: Any = data
-        self.indices = torch.as_tensor(list(range(len(data)) if indices is None else indices), dtype=torch.long)
+        if not isinstance(dataset, Sized):
+            raise ValueError(f"{type(dataset).__name__} has no length: give it __len__, which sums over the data need")
+        self.dataset: Any = dataset
+        self.indices = torch.arange(len(dataset)) if indices is None else indices
         if not len(self.indices):
             raise ValueError("the data is empty: there is not one row to read")
-        self._flatten_subsets()
-
-    def _flatten_subsets(self) -> None:
-        """Look through `Subset`s, so that a part of a tensor data set is still read at once."""
-        while type(self.dataset) is Subset:
+        while type(self.dataset) is Subset:  # so that a part of a tensor data set is still read at once
             self.indices = torch.as_tensor(self.dataset.indices, dtype=torch.long)[self.indices]
             self.dataset = self.dataset.dataset
 
     @property
     def in_memory(self) -> bool:
         """Whether rows are tensors that can be indexed many at a time."""
-        return type(self.dataset) is TensorDataset
+        return type(self.dataset) is TensorDataset and self._reading["collate_fn"] is default_collate
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -86,43 +86,53 @@ class Rows:
 
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:
         """One batch for each tensor of positions in `order`."""
+        chosen = [self.indices[positions.to(self.indices.device)] for positions in order]
         device = torch.device(device)
         if self.in_memory:
-            for positions in order:
-                chosen = self.indices[positions.to(self.indices.device)]
-                yield self._checked(tuple(t[chosen] for t in self.dataset.tensors), device)
+            for rows in chosen:
+                yield self._checked(tuple(t[rows] for t in self.dataset.tensors), rows, device)
             return
-        loader = DataLoader(
-            self.dataset,
-            batch_sampler=[self.indices[positions].tolist() for positions in order],
-            collate_fn=self._collate,
-            num_workers=self._workers,
-            generator=torch.Generator().manual_seed(0),  # without one, making an iterator moves the global random state
-        )
-        for batch in loader:
-            yield self._checked(batch, device)
+        # Making an iterator draws a seed for the workers: not from the global random state, which stays as it is, but
+        # depending on its seed, so that augmentation in workers changes when training seeds an epoch.
+        rng = torch.Generator().manual_seed(torch.initial_seed())
+        listed = [rows.tolist() for rows in chosen]
+        loader: DataLoader = DataLoader(self.dataset, batch_sampler=listed, generator=rng, **self._reading)
+        for rows, batch in zip(chosen, loader, strict=True):
+            yield self._checked(batch, rows, device)
 
     def ordered(self, size: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """All rows once, in order."""
-        yield from self.batches(torch.arange(len(self)).split(size or self.batch_size), device)
+        yield from self.batches(torch.split(torch.arange(len(self)), size or self.batch_size), device)
 
-    def _checked(self, batch: Any, device: torch.device) -> Batch:
+    def _checked(self, batch: Any, rows: Tensor, device: torch.device) -> Batch:
         x, y = _split_batch(batch, self.needs_targets)
+        if y.ndim == 0 or len(y) != len(rows):
+            raise ValueError(
+                f"a batch of {len(rows)} rows came with targets of shape {tuple(y.shape)}: give one to each row"
+            )
         bad = None if self.known_finite else first_not_finite(x)
         if bad is not None:
-            raise ValueError(f"the inputs hold NaN or infinity (row {bad} of a batch of {count_rows(x)}): clean or impute them first")
+            raise ValueError(
+                f"the inputs hold NaN or infinity, first in row {int(rows[bad])}: clean or impute them first"
+            )
         return move(x, device), y.to(device, non_blocking=True)
 
+    def _sample(self) -> Iterator[Batch]:
+        """All rows in order; of data that must be read row by row, at most 10,000 spread over them."""
+        spread = torch.arange(len(self)) if self.in_memory else _spread(len(self), 10_000)
+        yield from self.batches(torch.split(spread, 1024 if self.in_memory else self.batch_size))
+
     def everything(self) -> Batch:
-        """All rows as one batch, in order; of a data set that must be read row by row, at most 10,000 spread over it."""
-        if self.in_memory:
-            return _split_batch(tuple(t[self.indices] for t in self.dataset.tensors), self.needs_targets)
-        spread = torch.linspace(0, len(self) - 1, min(len(self), 10_000)).long()
-        pieces = list(self.batches(spread.split(self.batch_size)))
+        """All rows as one batch, in order; of data that must be read row by row, at most 10,000 spread over them."""
+        pieces = list(self._sample())
         return concatenate([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
 
+    def targets(self) -> Tensor:
+        """The targets of `everything`, whose inputs are looked at but not kept."""
+        return torch.cat([y for _, y in self._sample()])
+
     def on(self, device: torch.device) -> "Rows":
-        """These rows with their tensors on a device, where they are tensors and take at most a quarter of its free memory."""
+        """These rows on a device, where they are tensors and take at most a quarter of its free memory."""
         if not self.in_memory or device.type != "cuda":
             return self
         needed = sum(t.numel() * t.element_size() for t in self.dataset.tensors)
@@ -136,10 +146,12 @@ class Rows:
     def fingerprint(self) -> str:
         """A digest of the number of rows and of sixteen of them, spread over the data."""
         digest = hashlib.sha256(str(len(self)).encode())
-        positions = torch.linspace(0, len(self) - 1, 16).long()
-        for x, y in self.batches([positions]):
-            for tensor in tensors((x, y)):
-                digest.update(tensor.contiguous().numpy().tobytes())
+        with torch.random.fork_rng(devices=[]):  # for data that are augmented as they are read
+            torch.default_generator.manual_seed(0)
+            for x, y in self.batches([_spread(len(self), 16)]):
+                for tensor in tensors((x, y)):
+                    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -181,7 +193,8 @@ class Task:
             self.validation = Rows(validation)
         self.train = rows
         self.warnings: list[str] = []
-        self._check()
+        with torch.random.fork_rng(devices=[]):  # for data that are augmented as they are read
+            self._check()
 
     @property
     def n(self) -> int:
@@ -189,21 +202,30 @@ class Task:
         return len(self.train)
 
     def log_joint(
-        self, outputs: Tensor, targets: Tensor, params: Params, hyper: Hyper, *, batch_rows: int | None = None, share: float = 1.0
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        params: Params,
+        hyper: Hyper,
+        *,
+        batch_rows: int | None = None,
+        share: float = 1.0,
     ) -> Tensor:
         """Unbiased estimate of log p(D, theta) from the outputs of a batch.
 
-        When the batch of `batch_rows` rows is spread over ranks, each counts its rows and its `share` of the prior, so that
-        the ranks' values and gradients sum to those of the whole.
+        When the batch of `batch_rows` rows is spread over ranks, each counts its rows and its `share` of the prior, so
+        that the ranks' values and gradients sum to those of the whole.
         """
         network = self.network
         likelihood = network.likelihood.log_prob(outputs, targets, hyper).sum()
-        selected = {name: params[name] for name in network.names}
-        return self.n / (batch_rows or len(targets)) * likelihood + share * network.prior.log_prob(selected)
+        scaled = self.n / (batch_rows or len(targets)) * likelihood
+        if not share:
+            return scaled
+        return scaled + share * network.prior.log_prob({name: params[name] for name in network.names})
 
     def log_likelihood(self, network: Network, params: Params, hyper: Hyper, rows: Rows | None = None) -> Tensor:
-        """Mean log likelihood of a row over all training rows (or those given), in order, without gradients; float64."""
-        rows = rows or self.train
+        """Mean log likelihood of a row over all training rows (or those given), without gradients; float64."""
+        rows = self.train if rows is None else rows
         total = torch.zeros((), dtype=torch.float64)
         with torch.no_grad():
             for x, y in rows.ordered(device=network.device):
@@ -212,7 +234,9 @@ class Task:
 
     def fitted_hyper(self, network: Network, params: Params, rows: Rows | None = None) -> Hyper:
         """What the likelihood learns beside the weights, by maximum likelihood at these weights."""
-        rows = rows or self.train
+        if not self.hyper:
+            return {}
+        rows = self.train if rows is None else rows
         outputs, targets = [], []
         with torch.no_grad():
             for x, y in rows.ordered(device=network.device):
@@ -222,83 +246,162 @@ class Task:
         return network.likelihood.fitted_hyper(torch.cat(outputs), torch.cat(targets), hyper)
 
     def fingerprint(self) -> dict[str, str]:
-        """Digests of the network and of the training rows."""
-        return {"network": self.network.fingerprint(), "data": self.train.fingerprint()}
+        """Digests of the network, of its likelihood and prior, and of the rows."""
+        rows = {"data": self.train, "validation": self.validation}
+        return {
+            "network": self.network.fingerprint(),
+            "likelihood": _described(self.network.likelihood),
+            "prior": _described(self.network.prior),
+        } | {name: part.fingerprint() for name, part in rows.items() if part is not None}
 
     def _check(self) -> None:
-        """Read the first rows through the network, and all targets, so that a mistake shows now and not an hour later."""
-        likelihood = self.network.likelihood
-        everything, targets = self.train.everything()
-        likelihood.check_targets(targets)
-        bad = first_not_finite(everything)
-        if bad is not None:
-            raise ValueError(f"the training inputs hold NaN or infinity, first in row {bad}: clean or impute them first")
-        self.train.known_finite = self.train.in_memory
-        first = [torch.arange(min(self.n, 2))]
-        x, _ = next(self.train.batches(first))
+        """Send the first rows through the network and read all targets: a mistake shows now, not an hour later."""
+        likelihood, output = self.network.likelihood, self._first_output()
+        for name, rows in (("training", self.train), ("validation", self.validation)):
+            if rows is None:
+                continue
+            try:
+                targets = rows.targets()
+                likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
+            except ValueError as error:
+                raise ValueError(f"the {name} data do not fit: {error}") from error
+            rows.known_finite = rows.in_memory
+            if rows is self.train:
+                self.hyper, self.baseline = likelihood.initial_hyper(targets), likelihood.baseline(targets)
+
+    def _first_output(self) -> Tensor:
+        """The network's output for the first row, [1, ...]."""
+        x = self._first_inputs()
         self.network.check_inputs(x)
+        passed = map_tensors(lambda tensor: tensor.to(self.network.device, copy=True), x)
+        shapes = [tuple(tensor.shape) for tensor in tensors(x)]
         try:
             with torch.no_grad():
-                outputs = self.network(self.network.params(), move(x, self.network.device)).cpu()
-        except (RuntimeError, TypeError, IndexError) as error:
-            shapes = [tuple(t.shape) for t in tensors(x)]
-            raise ValueError(f"the network could not take the first training rows (inputs {shapes}): {error}") from error
-        # Every target against the network's width, from the shape of one output.
-        likelihood.check(outputs[:1].expand(len(targets), *outputs.shape[1:]), targets)
-        if not self.train.in_memory and not _same(x, next(self.train.batches(first))[0]):
-            self.warnings.append(
-                "the training data differ each time they are read (augmentation inside the data set?): exact sums over the data "
-                "will be noisy; pass a data set without it, and augment=... for training"
+                outputs = self.network(self.network.params(), passed).cpu()
+        except Exception as error:
+            raise ValueError(
+                f"the network could not take the first training rows (inputs {shapes}): {error}"
+            ) from error
+        if outputs.ndim == 0 or len(outputs) != min(self.n, 2):
+            raise ValueError(
+                f"the network's outputs {tuple(outputs.shape)} for inputs {shapes} are not one for each row"
             )
-        self.hyper = likelihood.initial_hyper(targets)
-        self.baseline = likelihood.baseline(targets)
+        if bool(outputs.isnan().any()):
+            raise ValueError("the network's outputs for the first training rows are NaN: look at its weights")
+        if not _same(move(passed, torch.device("cpu")), x):
+            raise ValueError(
+                "the module changes its inputs in place, so that a second pass would see others: "
+                "take inplace=True off its first layer, or let forward start with x = x.clone()"
+            )
+        return outputs[:1]
+
+    def _first_inputs(self) -> Inputs:
+        """The inputs of the first rows, which are read twice to see whether they stay the same."""
+        first = [torch.arange(min(self.n, 2))]
+        reads = []
+        for seed in (0, 1):
+            torch.default_generator.manual_seed(seed)
+            reads.append(next(self.train.batches(first))[0])
+        if not _same(*reads):
+            self.warnings.append(
+                "the training data differ each time they are read (augmentation inside the data set?): exact sums over "
+                "the data will be noisy; pass a data set without it, and augment=... for training"
+            )
+        return reads[0]
 
 
 def _same(x: Inputs, other: Inputs) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(x), tensors(other), strict=True))
 
 
+def _described(value: Any) -> str:
+    """A digest of a likelihood or prior with its settings; the name of one that cannot be saved."""
+    found: dict[str, Tensor] = {}
+    try:
+        digest = hashlib.sha256(json.dumps(encode(value, found, "")).encode())
+    except TypeError:
+        return type(value).__name__
+    for tensor in found.values():
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _split(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
     held_out = round(share * len(rows))
-    if not 0 < held_out < len(rows):
-        raise ValueError(f"validation={share} of {len(rows)} rows leaves {len(rows) - held_out} to train on and {held_out} to validate with")
+    rest = len(rows) - held_out
+    if held_out < 1 or rest < 1:
+        raise ValueError(
+            f"validation={share} of {len(rows)} rows leaves {rest} to train on and {held_out} to validate with"
+        )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     return rows.part(order[held_out:].sort().values), rows.part(order[:held_out].sort().values)
 
 
-def _plain_indices(loader: DataLoader) -> Sequence[int] | None:
-    """The rows a loader's sampler stands for; samplers that weight or repeat rows have no such set."""
-    sampler = loader.sampler
-    if isinstance(loader.dataset, IterableDataset) or isinstance(sampler, samplers.SequentialSampler | DistributedSampler):
-        return None
-    if isinstance(sampler, samplers.RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
-        return None
+def _spread(n: int, count: int) -> Tensor:
+    """At most `count` positions spread evenly over n."""
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
+
+
+def _tensor_dataset(parts: tuple[Tensor, ...]) -> TensorDataset:
+    lengths = [len(part) if part.ndim else 0 for part in parts]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"the data is a tuple of tensors with {lengths} rows: each must have as many as the others")
+    return TensorDataset(*parts)
+
+
+def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
+    """The rows that a loader's sampler stands for (None for all), and its batch size.
+
+    Samplers that weight or repeat rows stand for no set of rows.
+    """
+    batches = loader.batch_sampler
+    if batches is None:
+        raise ValueError(
+            "the loader has batch_size=None, so its data set gives whole batches: pass a data set of single rows, "
+            "which a posterior counts, with a batch size"
+        )
+    sampler: Any = batches.sampler if type(batches) is samplers.BatchSampler else batches
+    size: int = getattr(batches, "batch_size", 128)
+    if isinstance(sampler, DistributedSampler):
+        return None, size
     if isinstance(sampler, samplers.SubsetRandomSampler):
-        return sorted(sampler.indices)
+        return torch.as_tensor(sampler.indices, dtype=torch.long).sort().values, size
+    shuffled = isinstance(sampler, samplers.RandomSampler) and not sampler.replacement
+    rows: Any = loader.dataset
+    if (shuffled or isinstance(sampler, samplers.SequentialSampler)) and len(sampler) == len(rows):
+        return None, size
     raise ValueError(
-        f"the loader's {type(sampler).__name__} weights, repeats or reorders rows, and a posterior needs each row once: "
-        "pass the data set itself, or a torch.utils.data.Subset of it"
+        f"the loader's {type(sampler).__name__} weights, repeats or leaves out rows, and a posterior needs each row "
+        "once: pass the data set itself, or a torch.utils.data.Subset of it"
     )
 
 
 def _split_batch(batch: Any, needs_targets: bool) -> Batch:
     """A batch as (inputs, targets)."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         key = next((key for key in _TARGET_KEYS if key in batch), None)
         if key is not None:
-            return {name: value for name, value in batch.items() if name != key}, torch.as_tensor(batch[key])
+            return {name: value for name, value in batch.items() if name != key}, _as_targets(batch[key])
         if not needs_targets:
-            return batch, torch.zeros(count_rows(batch), dtype=torch.long)
-        raise ValueError(f"a batch is a dict of {sorted(batch)} without targets: name them one of {', '.join(_TARGET_KEYS)}")
+            return dict(batch), torch.zeros(count_rows(dict(batch)), dtype=torch.long)
+        known = ", ".join(_TARGET_KEYS)
+        raise ValueError(f"a batch is a dict of {sorted(batch)} without targets: name them one of {known}")
     if isinstance(batch, list | tuple) and len(batch) == 2:
-        return _as_inputs(batch[0]), torch.as_tensor(batch[1])
+        return _as_inputs(batch[0]), _as_targets(batch[1])
     if isinstance(batch, list | tuple) and len(batch) > 2:
-        return tuple(batch[:-1]), torch.as_tensor(batch[-1])
+        return tuple(batch[:-1]), _as_targets(batch[-1])
     if not needs_targets:
         inputs = _as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
         return inputs, torch.zeros(count_rows(inputs), dtype=torch.long)
-    raise ValueError(f"the loader gives a {type(batch).__name__} without targets: rows must be (input, target) pairs")
+    raise ValueError(f"the rows are each a {type(batch).__name__} without targets: they must be (input, target) pairs")
 
 
 def _as_inputs(x: Any) -> Inputs:
-    return tuple(x) if isinstance(x, list) else x
+    return dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
+
+
+def _as_targets(y: Any) -> Tensor:
+    try:
+        return torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the targets of a batch are a {type(y).__name__} that makes no tensor: {error}") from error

@@ -1,1 +1,1 @@
-
+"""What methods share."""

@@ -1,22 +1,22 @@
-"""BatchNorm statistics for weights that no training step has seen: one pass over the data in which they are averaged."""
+"""BatchNorm statistics for weights that no training step has seen, averaged over one pass through the data.
+
+    mean = sum_b n_b mean_b / N,   variance = sum_b n_b variance_b / N        over batches b of n_b rows
+
+As in training, a layer sees what the layers before it make of the batch's own statistics.
+"""
 
 import torch
-from torch import nn
-from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
-from caveat.batches import move
 from caveat.network import Network, Params
 from caveat.task import Rows
 
 __all__ = ["has_batchnorm", "refreshed_statistics"]
 
 
-def _norms(network: Network) -> dict[str, nn.Module]:
-    return {
-        name: module
-        for name, module in network.module.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
-    }
+def _norms(network: Network) -> dict[str, _NormBase]:
+    modules = network.module.named_modules()
+    return {name: module for name, module in modules if isinstance(module, _NormBase) and module.track_running_stats}
 
 
 def has_batchnorm(network: Network) -> bool:
@@ -27,7 +27,7 @@ def has_batchnorm(network: Network) -> bool:
 def refreshed_statistics(network: Network, params: Params, rows: Rows) -> Params:
     """Running mean and variance of every BatchNorm layer at these weights, averaged over all rows.
 
-    The layers alone are in training mode, with a cumulative average; dropout stays off.
+    The layers alone are in training mode; dropout stays off.
     """
     norms = _norms(network)
     names = [f"{prefix}.{n}" if prefix else n for prefix, norm in norms.items() for n, _ in norm.named_buffers()]
@@ -35,17 +35,19 @@ def refreshed_statistics(network: Network, params: Params, rows: Rows) -> Params
     statistics = {name: torch.zeros_like(own[name]) for name in names}
     momentum = {name: norm.momentum for name, norm in norms.items()}
     network.module.eval()
+    # No batch is smaller than the loader's: a leftover of one row has no variance.
+    batches = torch.arange(len(rows)).tensor_split(max(len(rows) // rows.batch_size, 1))
+    seen = 0
     try:
-        for norm in norms.values():
-            norm.train()
-            norm.momentum = None  # type: ignore[assignment]
         with torch.no_grad():
-            for x, _ in rows.ordered(device=network.device):
-                x = move(x, network.device)
-                args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
-                functional_call(network.module, params | statistics, args, kwargs)
+            for x, y in rows.batches(batches, network.device):
+                seen += len(y)
+                for norm in norms.values():
+                    norm.train()
+                    norm.momentum = len(y) / seen
+                network(params | statistics, x)
     finally:
         for name, norm in norms.items():
-            norm.momentum = momentum[name]  # type: ignore[assignment]
+            norm.momentum = momentum[name]
         network.module.eval()
     return statistics

@@ -1,6 +1,5 @@
 """What a fit costs and what the machine has: peak memory measured, free memory asked for, too much refused."""
 
-import resource
 import sys
 from pathlib import Path
 
@@ -24,10 +23,13 @@ def peak_bytes(device: torch.device) -> int:
     """The most memory since `reset_peak`: of torch's allocator on a GPU, of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
+    peak = _kilobytes("/proc/self/status", "VmHWM:")
+    if peak is not None:
+        return peak
+    if sys.platform == "win32":
+        return 0  # Windows does not say
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -35,11 +37,16 @@ def free_bytes(device: torch.device) -> int | None:
     """Memory that can still be had, or None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
+    return _kilobytes("/proc/meminfo", "MemAvailable:")
+
+
+def _kilobytes(file: str, key: str) -> int | None:
+    """A value that Linux gives in kilobytes, in bytes; None where it does not."""
+    try:
+        lines = [line.split() for line in Path(file).read_text().splitlines()]
+    except OSError:
         return None
-    line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-    return int(line.split()[1]) * 1024
+    return next((int(words[1]) * 1024 for words in lines if words[:1] == [key]), None)
 
 
 def refuse_if_too_large(what: str, needed: int, device: torch.device, advice: str) -> None:
@@ -51,8 +58,8 @@ def refuse_if_too_large(what: str, needed: int, device: torch.device, advice: st
 
 def words(count: int) -> str:
     """A number of bytes as people write it."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000  # type: ignore[assignment]
-    raise AssertionError
+    if count < 1000:
+        return f"{count} bytes"
+    units = ("kB", "MB", "GB", "TB")
+    power = next((p for p in (1, 2, 3) if count / 1000**p < 999.95), 4)
+    return f"{count / 1000**power:.1f} {units[power - 1]}"

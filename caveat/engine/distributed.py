@@ -1,12 +1,13 @@
 """Ranks: the processes that torchrun started, or just this one. Sums over ranks are torch.distributed's.
 
-Methods split work in two ways: the rows of a batch (sums are then added up), or whole members and chains (results are then
-exchanged). Both come down to `add`: a rank that has nothing to say adds zeros.
+Methods split work in two ways: the rows of a batch (sums are then added up), or whole members and chains (results are
+then exchanged). Both come down to sums: a rank that has nothing to say adds zeros.
 """
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
@@ -32,7 +33,10 @@ class Ranks:
         """Replace each tensor by its sum over the ranks, in place."""
         if self.size > 1:
             for tensor in tensors:
-                distributed.all_reduce(tensor)
+                whole = tensor.contiguous()
+                distributed.all_reduce(whole)
+                if whole is not tensor:
+                    tensor.copy_(whole)
 
     def mine(self, jobs: Sequence[int]) -> list[int]:
         """The jobs of this rank, dealt out in turn."""
@@ -45,16 +49,18 @@ class Ranks:
     def gather(self, mine: dict[int, Params], count: int) -> Params:
         """Stack `count` draws, of which this rank made some, along a leading axis on every rank."""
         # The first rank always has job 0, so it knows the names, shapes and types for those that made none.
-        described = [[(name, t.shape, t.dtype) for name, t in mine[min(mine)].items()]] if mine else [[]]
-        device = next(iter(mine[min(mine)].values())).device if mine else torch.device("cpu")
+        first = mine[min(mine)] if mine else {}
+        described = [[(name, t.shape, t.dtype, t.device.type) for name, t in first.items()]]
         if self.size > 1:
             distributed.broadcast_object_list(described, src=0)
-            device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")
-        stacked = {name: torch.zeros((count, *shape), dtype=dtype, device=device) for name, shape, dtype in described[0]}
+        stacked: Params = {}
+        for name, shape, dtype, kind in described[0]:
+            device = first[name].device if first else torch.device(kind)
+            stacked[name] = torch.zeros((count, *shape), dtype=dtype, device=device)
         for position, draw in mine.items():
             for name, value in draw.items():
                 stacked[name][position] = value
-        self.add(stacked.values())
+        self.add(tensor.view(torch.uint8) for tensor in stacked.values())  # bytes: any type, bit for bit
         return stacked
 
     def wait(self) -> None:
@@ -64,9 +70,13 @@ class Ranks:
 
 
 def current_ranks(device: torch.device) -> Ranks:
-    """The ranks of a torchrun job, joined on first use; alone otherwise."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Ranks()
-    if not distributed.is_initialized():
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    """The ranks of a torchrun job, joined on first use, or of a group that was joined before; alone otherwise."""
+    joined = distributed.is_available() and distributed.is_initialized()
+    if not joined:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return Ranks()
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
+        # Members and chains take their own time, and torchrun ends the others when one fails: waiting long is no fault.
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
     return Ranks(distributed.get_rank(), distributed.get_world_size())

@@ -1,4 +1,7 @@
-"""Weight draws to outputs: what most methods share. Draws outside, pieces of the inputs inside, so each draw is made once."""
+"""Weight draws to outputs: what most methods share.
+
+Draws are the outer loop and pieces of the inputs the inner one, so each draw is made once.
+"""
 
 from typing import Any
 
@@ -21,7 +24,9 @@ def forward_in_pieces(network: Network, params: Params, x: Inputs) -> Tensor:
         return torch.cat([network(params, move(piece, network.device)) for piece in slices(x, PIECE_ROWS)])
 
 
-def push_draws(method: Any, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+def push_draws(
+    method: Any, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator
+) -> tuple[Tensor, Hyper]:
     """Outputs [S, B, ...] of n weight draws and their hyper; the `outputs` of every method whose draws are weights."""
     outputs: list[Tensor] = []
     own: dict[str, list[Tensor]] = {}
@@ -34,7 +39,7 @@ def push_draws(method: Any, state: State, network: Network, x: Inputs, n: int, r
 
 
 def pick(count: int, n: int, rng: torch.Generator) -> list[int]:
-    """n of `count` stored draws: each as often as the others, the remainder without repeats."""
+    """N of `count` stored draws: each as often as the others, the remainder without repeats."""
     whole, rest = divmod(n, count)
     chosen = torch.randperm(count, generator=rng)[:rest].sort().values.tolist()
     return [*range(count)] * whole + chosen

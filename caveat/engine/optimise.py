@@ -1,9 +1,10 @@
 """The one training loop: mini-batch descent on -log p(D, theta) / N, shared by every method that trains.
 
-`optimise` moves tensors given a loss; what the tensors mean is the method's affair (weights, or means and scales of weights).
-The prior is in the loss, so the optimum is the MAP; only "adamw" takes a Gaussian prior as decoupled decay, which is not the
-MAP, and says so. An epoch's order, masks and augmentation depend on one number drawn from the run's generator, so a run
-resumed at an epoch's start goes on exactly as it would have.
+`optimise` moves tensors given a loss; what the tensors mean is the method's affair (weights, or means and scales of
+weights). A Gaussian prior enters as weight decay added to the gradient, which is its gradient exactly; any other prior
+is in the loss; either way the optimum is the MAP. Only "adamw" decays decoupled, which is not the MAP, and says so.
+An epoch's order, masks and augmentation depend on one number drawn from the run's generator, so a run resumed at an
+epoch's start goes on exactly as it would have.
 """
 
 import contextlib
@@ -21,7 +22,6 @@ from caveat.engine.run import Run
 from caveat.engine.training import Training
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
-from caveat.priors import GaussianPrior
 from caveat.storage import State
 from caveat.task import Batch, Task
 
@@ -30,7 +30,7 @@ __all__ = ["BatchPart", "Loss", "Variables", "optimise"]
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Which rows of a step's batch a rank holds, and how much of the prior, so that the ranks' losses sum to the batch's."""
+    """A rank's rows of a step's batch and its share of the prior, so that the ranks' losses sum to the batch's."""
 
     start: int
     batch_rows: int
@@ -70,16 +70,21 @@ def optimise(
     training: Training,
     run: Run,
     *,
+    decay: dict[str, float] | None = None,
     validate: Callable[[], float] | None = None,
     after_epoch: Callable[[int], None] | None = None,
 ) -> list[dict[str, float]]:
     """Train in place; returns the history, one record an epoch.
 
-    With `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end.
+    `decay` is the weight decay of each weight tensor, where the prior acts so instead of being in the loss. With
+    `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end.
     """
     if training.patience and validate is None:
-        raise ValueError(f"Training(patience={training.patience}) stops on validation data: give the task validation=0.1, or a loader")
-    loop = _Loop(task, network, variables, loss, training, run)
+        raise ValueError(
+            f"Training(patience={training.patience}) stops on validation data: "
+            "give the task validation=0.1, or a loader"
+        )
+    loop = _Loop(task, network, variables, loss, training, run, _optimizer(variables, training, decay, run))
     loop.restore()
     with run.bar(training.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
@@ -98,14 +103,23 @@ def optimise(
 class _Loop:
     """Where training is: the epoch, the optimiser, the best values so far."""
 
-    def __init__(self, task: Task, network: Network, variables: Variables, loss: Loss, training: Training, run: Run) -> None:
-        self.task, self.network, self.variables, self.loss, self.training, self.run = task, network, variables, loss, training, run
+    def __init__(
+        self,
+        task: Task,
+        network: Network,
+        variables: Variables,
+        loss: Loss,
+        training: Training,
+        run: Run,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.task, self.network, self.variables, self.loss = task, network, variables, loss
+        self.training, self.run, self.optimizer = training, run, optimizer
         self.steps = math.ceil(task.n / (training.batch_size or task.train.batch_size))
         self.rows = task.train.on(run.device)
         if training.channels_last:
             for tensor in variables.weights.values():
                 tensor.data = _channels_last(tensor.data)
-        self.optimizer = _optimizer(task, network, variables, training, run)
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: State = {}
@@ -149,8 +163,7 @@ class _Loop:
             x = map_tensors(_channels_last, x)
         rank = self.run.ranks.rank
         occupied = sum(len(part) > 0 for part in parts)
-        prior_share = 0.0 if self.training.optimizer == "adamw" else 1 / occupied
-        part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), prior_share)
+        part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), 1 / occupied)
         if self.flops_per_row is None:
             self.flops_per_row = _forward_flops(self.network, self.variables, x) / len(y)
         bfloat16 = self.training.precision == "bfloat16"
@@ -163,7 +176,9 @@ class _Loop:
             self._check_finite(float(value.detach()), x)
         if not bar.disable and now - self.shown > 0.5:
             self.shown = now
-            bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False)
+            bar.set_postfix_str(
+                f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
+            )
         return value.detach().double()
 
     def _move(self) -> None:
@@ -187,9 +202,12 @@ class _Loop:
         cause = (
             f"the inputs of row {row} of the batch are not finite: clean them or look at augment="
             if row is not None
-            else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen warmup (now {self.training.warmup:g})"
+            else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen "
+            f"warmup (now {self.training.warmup:g})"
         )
-        raise FloatingPointError(f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}")
+        raise FloatingPointError(
+            f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}"
+        )
 
     def record(self, validation: float | None) -> None:
         """Note the validation loss of the epoch, and keep the values when it is the best so far."""
@@ -198,7 +216,9 @@ class _Loop:
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
         if validation < best and self.training.patience:
-            self.best = {g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()}
+            self.best = {
+                g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
+            }
 
     def stale(self) -> bool:
         """Whether the validation loss has not improved for `patience` epochs."""
@@ -212,7 +232,12 @@ class _Loop:
         carry = {f"now.{name}": group for name, group in self.variables.groups().items()}
         carry |= {f"best.{name}": group for name, group in self.best.items()}
         moments = self.optimizer.state_dict()["state"]
-        carry["optimizer"] = {f"{i}.{name}": torch.as_tensor(v) for i, values in moments.items() for name, v in values.items() if v is not None}
+        carry["optimizer"] = {
+            f"{i}.{name}": torch.as_tensor(v)
+            for i, values in moments.items()
+            for name, v in values.items()
+            if v is not None
+        }
         carry["rng"] = {"state": self.run.rng.get_state()}
         self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
 
@@ -244,21 +269,25 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def _optimizer(task: Task, network: Network, variables: Variables, training: Training, run: Run) -> torch.optim.Optimizer:
-    rate, prior = training.learning_rate, network.prior
-    weights = [t for t in variables.weights.values() if t.requires_grad]
-    hyper = [t for t in variables.hyper.values() if t.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": weights, "highest": rate}]
-    if hyper:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
-        groups.append({"params": hyper, "highest": max(rate, 1e-2), "weight_decay": 0.0})
+def _optimizer(
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+) -> torch.optim.Optimizer:
+    rate = training.learning_rate
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, tensor in variables.weights.items():
+        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
+    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
+    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
+    if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
+        groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
     if training.optimizer == "sgd":
         return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=training.momentum > 0)
     if training.optimizer == "adam":
         return torch.optim.Adam(groups, rate)
-    if not isinstance(prior, GaussianPrior) or not isinstance(prior.precision, int | float):
-        raise ValueError(f"optimizer='adamw' decays all weights alike, which {prior!r} does not describe: use 'adam' or 'sgd'")
+    if decay is None:
+        raise ValueError("optimizer='adamw' needs a Gaussian prior of one precision a tensor: use 'adam' or 'sgd'")
     run.warnings.append("adamw: the prior acts as decoupled weight decay, so the result is not the MAP")
-    return torch.optim.AdamW(groups, rate, weight_decay=prior.precision / task.n)
+    return torch.optim.AdamW(groups, rate)
 
 
 def _forward_flops(network: Network, variables: Variables, x: Inputs) -> float:

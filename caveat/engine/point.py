@@ -12,6 +12,7 @@ from caveat.engine.run import Run
 from caveat.engine.training import Training
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.priors import GaussianPrior
 from caveat.storage import State
 from caveat.task import Task
 
@@ -54,25 +55,36 @@ def train_point(
     after_epoch: Callable[[int, Variables], None] | None = None,
     extra: Params | None = None,
 ) -> Point:
-    """Train from `start`; noise that is learned ends at its maximum-likelihood value on validation rows, or training rows.
+    """Train from `start`.
 
-    `forward(params, x, part, rng)` replaces the plain pass of the module in training mode. `after_epoch(epoch, variables)`
-    may read the variables and keep running quantities in `extra`.
+    Noise that is learned ends at its maximum-likelihood value on validation rows, or on training rows without them.
+    `forward(params, x, part, rng)` replaces the plain pass of the module in training mode. `after_epoch(epoch,
+    variables)` may read the variables and keep running quantities in `extra`.
     """
     if training.epochs == 0:
         return point_of(start, run.device)
     variables = _variables(network, start, run, extra)
+    decay = _decay(task, network)
     forward = forward or (lambda params, x, part, rng: network(params, x, train=True))
     run_module = torch.compile(forward) if training.compile else forward
 
     def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         outputs = run_module(variables.weights | variables.buffers, x, part, rng)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
-        joint = task.log_joint(outputs, y, variables.weights, variables.hyper, batch_rows=part.batch_rows, share=part.prior_share)
+        joint = task.log_joint(
+            outputs,
+            y,
+            variables.weights,
+            variables.hyper,
+            batch_rows=part.batch_rows,
+            share=part.prior_share if decay is None else 0.0,
+        )
         return -joint / task.n, outputs
 
     def validation_loss() -> float:
-        return -float(task.log_likelihood(network, variables.weights | variables.buffers, variables.hyper, task.validation))
+        return -float(
+            task.log_likelihood(network, variables.weights | variables.buffers, variables.hyper, task.validation)
+        )
 
     history = optimise(
         task,
@@ -81,6 +93,7 @@ def train_point(
         loss,
         training,
         run,
+        decay=decay,
         validate=None if task.validation is None else validation_loss,
         after_epoch=None if after_epoch is None else lambda epoch: after_epoch(epoch, variables),
     )
@@ -88,6 +101,17 @@ def train_point(
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
     params = {name: t.detach() for name, t in (variables.weights | moved).items()}
     return Point(params, task.fitted_hyper(network, params, task.validation), history)
+
+
+def _decay(task: Task, network: Network) -> dict[str, float] | None:
+    """The prior as weight decay, precision / N for each tensor, where it is Gaussian with one precision a tensor."""
+    prior = network.prior
+    if not isinstance(prior, GaussianPrior):
+        return None
+    precisions = {name: prior.of(name, weight) for name, weight in network.params().items()}
+    if any(precision.numel() > 1 for precision in precisions.values()):
+        return None
+    return {name: float(precision) / task.n for name, precision in precisions.items()}
 
 
 def _written_buffers(task: Task, network: Network) -> list[str]:

@@ -1,11 +1,12 @@
-"""A run: what a fit is given beside its task. Generator, device, ranks, progress, and the folder where it keeps its place.
+"""A run: what a fit is given beside its task. Generator, device, ranks, progress, and the folder that keeps its place.
 
-A long fit calls `checkpoint(carry, note)` now and then and `append(draw)` for each finished draw or member; started again with
-the same folder it finds both with `resume()` and `appended()`. The folder remembers which method, network, data and seed it
-belongs to, and refuses any other.
+A long fit calls `checkpoint(carry, note)` now and then and `append(name, draw)` for each finished draw or member;
+started again with the same folder it finds both with `resume()` and `appended(name)`. The folder remembers which
+method, network, data and seed it belongs to, and refuses any other.
 """
 
 import hashlib
+import json
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from caveat.engine.distributed import Ranks
-from caveat.network import Network
+from caveat.network import Layer, Network
 from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
 
 __all__ = ["Info", "Run"]
@@ -61,10 +62,12 @@ class Run:
             return
         if (self.folder / "run.json").exists():
             claimed = read_json(self.folder / "run.json")["identity"]
-            different = sorted(key for key in claimed.keys() | self.identity.keys() if claimed.get(key) != self.identity.get(key))
+            own = json.loads(json.dumps(self.identity))  # as it would be read
+            different = sorted(key for key in claimed.keys() | own.keys() if claimed.get(key) != own.get(key))
             if different:
                 raise ValueError(
-                    f"{self.folder} holds an unfinished fit with another {', '.join(different)}: delete it, or choose another folder"
+                    f"{self.folder} holds an unfinished fit with another {', '.join(different)}: "
+                    "delete it, or choose another folder"
                 )
         elif self.ranks.first:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +99,8 @@ class Run:
 
     def bar(self, total: int, unit: str) -> tqdm:
         """A progress bar on standard error that shows itself after a second."""
-        return tqdm(total=total, unit=unit, desc=self.label, delay=1.0, disable=not (self.progress and self.ranks.first), leave=False)
+        hidden = not (self.progress and self.ranks.first)
+        return tqdm(total=total, unit=unit, desc=self.label, delay=1.0, disable=hidden, leave=False)
 
     def checkpoint_due(self) -> bool:
         """Whether enough time has passed to keep the place again."""
@@ -116,21 +120,24 @@ class Run:
         """Keep a finished draw or member under a name, in place of an earlier one of that name."""
         if self.folder is None:
             return
-        earlier = list(self.folder.glob(f"{name}-*.safetensors"))
-        file = f"{name}-{1 + max((int(path.stem.rsplit('-', 1)[1]) for path in earlier), default=-1)}.safetensors"
+        described = self.folder / f"{name}.json"
+        earlier = read_json(described)["file"] if described.exists() else None
+        # Two files take turns: until the json is replaced, the one it speaks of stays as it is.
+        file = f"{name}-1.safetensors" if earlier == f"{name}-0.safetensors" else f"{name}-0.safetensors"
         digest = write_state(self.folder / file, draw)
         costs = {"gradient_evaluations": self.gradient_evaluations, "flops": self.flops}
-        # The json is what counts: until it is replaced, the earlier tensors are still there for it.
-        write_json(self.folder / f"{name}.json", {"format": FORMAT, "file": file, "digest": digest, "note": note or {}, "costs": costs})
-        for path in earlier:
-            path.unlink()
+        content = {"format": FORMAT, "file": file, "digest": digest, "note": note or {}, "costs": costs}
+        write_json(described, content)
+        if earlier is not None:
+            (self.folder / earlier).unlink(missing_ok=True)
 
     def appended(self, name: str) -> tuple[State, dict[str, Any]] | None:
-        """What was kept under a name and its note, or None; its costs count as this run's."""
+        """What was kept under a name and its note, or None; what it had cost by then counts as this run's."""
         if self.folder is None or not (self.folder / f"{name}.json").exists():
             return None
         kept = read_json(self.folder / f"{name}.json")
-        self.gradient_evaluations, self.flops = kept["costs"]["gradient_evaluations"], kept["costs"]["flops"]
+        self.gradient_evaluations = max(self.gradient_evaluations, kept["costs"]["gradient_evaluations"])
+        self.flops = max(self.flops, kept["costs"]["flops"])
         return read_state(self.folder / kept["file"], kept["digest"]), kept["note"]
 
     def discard(self) -> None:
@@ -145,10 +152,15 @@ class Run:
                 "layer": layer.name or "(module)",
                 "kind": layer.kind,
                 "parameters": layer.parameters,
-                "treatment": treatment if layer.selected == layer.parameters else "fixed" if not layer.selected else f"{treatment}, in part",
+                "treatment": _treated(layer, treatment),
                 "why": layer.why,
             }
             for layer in network.layers()
         ]
         return Info(coverage, diagnostics or {}, list(self.warnings))
 
+
+def _treated(layer: Layer, treatment: str) -> str:
+    if not layer.selected:
+        return "fixed"
+    return treatment if layer.selected == layer.parameters else f"{treatment}, in part"

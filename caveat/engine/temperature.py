@@ -1,7 +1,8 @@
 """Temperature scaling: one number that makes a network as sure as it should be (Guo et al. 2017).
 
-Logits are divided by T; for Gaussian likelihoods the noise variance is multiplied by T. T minimises the mean negative log
-likelihood of validation rows, a one-dimensional problem that is unimodal in log T and solved by golden-section search.
+Logits are divided by T; for Gaussian likelihoods the noise variance is multiplied by T. T minimises the mean negative
+log likelihood of validation rows, a one-dimensional problem that is unimodal in log T and solved by golden-section
+search.
 """
 
 import math
@@ -21,7 +22,9 @@ def fit_temperature(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hy
     outputs = outputs.double()
 
     def loss(log_temperature: float) -> float:
-        tempered = hyper | {"temperature": torch.tensor(math.exp(log_temperature), dtype=torch.float64, device=outputs.device)}
+        tempered = hyper | {
+            "temperature": torch.tensor(math.exp(log_temperature), dtype=torch.float64, device=outputs.device)
+        }
         return -float(likelihood.predictive(outputs, tempered).log_prob(targets).mean())
 
     golden = (math.sqrt(5) - 1) / 2

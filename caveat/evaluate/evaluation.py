@@ -76,7 +76,9 @@ def evaluate(
     return Scores(name, kind, found, content)
 
 
-def predict_rows(posterior: Posterior, rows: Rows, *, draws: int | None = None, seed: int = 0, progress: bool = True) -> dict[str, np.ndarray]:
+def predict_rows(
+    posterior: Posterior, rows: Rows, *, draws: int | None = None, seed: int = 0, progress: bool = True
+) -> dict[str, np.ndarray]:
     """What a posterior says about rows without targets, as the arrays of a prediction file."""
     with tqdm(total=len(rows), unit="row", desc="predict", delay=1.0, disable=not progress, leave=False) as bar:
         return _predict(posterior, _Part("", "", None, "ood", rows), draws, seed, False, bar)[1]
@@ -98,7 +100,9 @@ def _parts(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Part]:
     parts: list[_Part] = []
     for name, value in data.items():
         if isinstance(value, Mapping):
-            parts += [_Part(f"{name} {severity:g}", name, float(severity), "test", Rows(d)) for severity, d in value.items()]
+            parts += [
+                _Part(f"{name} {severity:g}", name, float(severity), "test", Rows(d)) for severity, d in value.items()
+            ]
         else:
             parts.append(_Part(name, name, None, "test", Rows(value)))
     parts += [_Part(name, name, None, "ood", Rows(value, needs_targets=False)) for name, value in ood.items()]
@@ -122,14 +126,22 @@ def _predict(
     images: list[Tensor] = []
     for x, y in _blocks(part.rows):
         prediction = posterior.predict(x, draws=draws, seed=seed)
-        blocks.append({k: v.cpu() for k, v in prediction.columns(y.to(posterior.network.device) if part.role == "test" else None).items()})
+        blocks.append(
+            {
+                k: v.cpu()
+                for k, v in prediction.columns(y.to(posterior.network.device) if part.role == "test" else None).items()
+            }
+        )
         if keep_samples:
             samples.append(prediction.samples.cpu())
         images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]
         bar.update(len(y))
     columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     rows = len(next(iter(columns.values())))
-    arrays = {name: column.numpy().astype(np.float32 if column.is_floating_point() else np.int64) for name, column in columns.items()}
+    arrays = {
+        name: column.numpy().astype(np.float32 if column.is_floating_point() else np.int64)
+        for name, column in columns.items()
+    }
     arrays["rows"] = part.rows.indices.numpy() if rows == len(part.rows) else np.arange(rows)
     if images and rows == len(part.rows):
         flagged = _flagged(columns)
@@ -181,7 +193,11 @@ def _content(posterior: Posterior, label: str, class_names: tuple[str, ...], fou
         "info": dataclasses.asdict(posterior.info),
         "data": [
             dataclasses.asdict(scored)
-            | {"metrics": {k: {"mean": _number(v.mean), "stderr": _number(v.stderr)} for k, v in scored.metrics.items()}}
+            | {
+                "metrics": {
+                    k: {"mean": _number(v.mean), "stderr": _number(v.stderr)} for k, v in scored.metrics.items()
+                }
+            }
             for scored in found
         ],
     }

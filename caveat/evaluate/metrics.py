@@ -3,20 +3,12 @@
 Scores are kept per point so that any of them can be averaged, compared between methods row by row, or plotted later.
 All are computed in float64 on the CPU. A mean over N points has standard error s / sqrt(N), s the sample standard
 deviation (N - 1 in the denominator): the spread over test points, not over training runs.
-
-Regression is scored by the continuous ranked probability score, in the units of the target:
-CRPS(F, y) = E|X - y| - 1/2 E|X - X'| with X, X' ~ F independent, which for F = 1/S sum_i N(m_i, v_i) is
-    1/S sum_i A(y - m_i, v_i) - 1/(2 S^2) sum_ij A(m_i - m_j, v_i + v_j)
-where A(m, v) = E|N(m, v)| = sqrt(2 v / pi) exp(-m^2 / (2 v)) + m erf(m / sqrt(2 v))
-(Grimit, Gneiting, Berrocal and Johnson, 2006).
 """
 
 import math
 
 import torch
 from torch import Tensor
-
-CRPS_ELEMENTS = 2**20  # numbers in one working tensor: 8 MB in float64, whatever the number of points
 
 
 def accuracy(probs: Tensor, targets: Tensor) -> Tensor:
@@ -47,51 +39,6 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
     if (lower > upper).any():
         raise ValueError(f"{int((lower > upper).sum())} intervals have lower > upper: were the two swapped?")
     return _average_within_rows(((lower <= targets) & (targets <= upper)).double())
-
-
-def crps_gaussian_mixture(means: Tensor, variances: Tensor, targets: Tensor) -> Tensor:
-    """CRPS of an equal-weight mixture of Gaussians, exact, by the formula above; [N, D].
-
-    Takes O(S^2) time a point and memory that does not grow with N. A variance of zero is a point mass.
-
-    Args:
-        means: one Gaussian a posterior draw  # [S, N, D]
-        variances: anything that broadcasts to the means, such as one noise variance a draw  # [S, 1, D]
-        targets: in the same units  # [N, D]
-    """
-    if means.ndim != 3 or means.shape[1:] != targets.shape:
-        raise ValueError(
-            f"means must be [S, N, D] and targets [N, D]; given {list(means.shape)} and {list(targets.shape)}"
-        )
-    if means.numel() == 0:
-        raise ValueError(f"nothing to score: means have shape {list(means.shape)}")
-    for name, values in (("means", means), ("variances", variances), ("targets", targets)):
-        if not values.isfinite().all():
-            raise ValueError(f"{name} hold NaN or infinite values: find the draws or rows that gave them")
-    if (variances < 0).any():
-        raise ValueError(f"variances must not be negative; the smallest is {variances.min().item():.3g}")
-    variances = variances.expand(means.shape)
-    rows = max(1, CRPS_ELEMENTS // (means.shape[0] * means.shape[2]))
-    chunks = zip(torch.split(means, rows, 1), torch.split(variances, rows, 1), torch.split(targets, rows), strict=True)
-    return torch.cat([_crps(m.double(), v.double(), y.double()) for m, v, y in chunks])
-
-
-def _crps(means: Tensor, variances: Tensor, targets: Tensor) -> Tensor:
-    components = means.shape[0]
-    # The S^2 pairs are taken as S cyclic shifts, each the size of the means; shifts k and S - k give the same sum.
-    spread = _mean_absolute(torch.zeros_like(means), 2 * variances).sum(dim=0)  # [N, D], shift 0
-    for shift in range(1, components // 2 + 1):
-        pairs = _mean_absolute(means - means.roll(shift, 0), variances + variances.roll(shift, 0)).sum(dim=0)
-        spread += pairs if 2 * shift == components else 2 * pairs
-    distance = _mean_absolute(targets - means, variances).mean(dim=0)  # [N, D]
-    return (distance - spread / (2 * components**2)).clamp_min(0)  # rounding may leave -1e-17
-
-
-def _mean_absolute(mean: Tensor, variance: Tensor) -> Tensor:
-    """E|X| for X ~ N(mean, variance)."""
-    scale = (2 * variance).clamp_min(1e-300).sqrt()  # a zero variance then gives |mean|
-    ratio = mean / scale
-    return scale / math.sqrt(math.pi) * torch.exp(-ratio.square()) + mean * torch.erf(ratio)
 
 
 def mean_and_stderr(scores: Tensor) -> tuple[float, float | None]:

@@ -61,10 +61,8 @@ class Scores:
         raise KeyError(f"no data set {name!r}: there are {', '.join(s.name for s in self.data)}")
 
     def __str__(self) -> str:
-        lines = [self.label]
-        for scored in self.data:
-            lines.append(f"  {scored.name}: " + ", ".join(f"{name} {value}" for name, value in scored.metrics.items()))
-        return "\n".join(lines)
+        rows = (", ".join(f"{name} {value}" for name, value in scored.metrics.items()) for scored in self.data)
+        return "\n".join([self.label, *(f"  {s.name}: {row}" for s, row in zip(self.data, rows, strict=True))])
 
 
 def score(kind: Kind, columns: Columns) -> dict[str, Score]:
@@ -76,7 +74,9 @@ def score(kind: Kind, columns: Columns) -> dict[str, Score]:
             "rmse": Score(*rmse(squared_error(columns["mean"], targets))),
             "nll": nll,
             "crps": Score(*mean_and_stderr(columns["crps"])),
-            "coverage_90": Score(*mean_and_stderr(interval_coverage(columns["lower_90"], columns["upper_90"], targets))),
+            "coverage_90": Score(
+                *mean_and_stderr(interval_coverage(columns["lower_90"], columns["upper_90"], targets))
+            ),
             "calibration_error": Score(pit_calibration_error(columns["pit"])),
         }
     probs, targets = columns["probs"], columns["targets"]

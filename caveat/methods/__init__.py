@@ -1,6 +1,7 @@
 """The methods: one file each, found by looking. The file's name is the method's name in the CLI.
 
-A method is a frozen dataclass with the attributes of `Method` below; nothing registers it. `docs/add_a_method.md` has a skeleton.
+A method is a frozen dataclass with the attributes of `Method` below; nothing registers it. `docs/add_a_method.md` has
+a skeleton.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class Method(Protocol):
         """Find the posterior's state, from the point `start` (groups "params" and "hyper")."""
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """n weight samples."""
+        """N weight samples."""
 
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
         """Outputs of n draws, [S, B, ...], and the hyper that goes with them."""
@@ -55,7 +56,11 @@ def discover() -> dict[str, type[Any]]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for _, member in inspect.getmembers(module, inspect.isclass):
-            if member.__module__ == module.__name__ and dataclasses.is_dataclass(member) and hasattr(member, "starts_from"):
+            if (
+                member.__module__ == module.__name__
+                and dataclasses.is_dataclass(member)
+                and hasattr(member, "starts_from")
+            ):
                 found[module_info.name] = member
     return found
 

@@ -2,8 +2,9 @@
 
     p(y | x) = 1/M sum_m p(y | x, theta_m),   theta_m trained from its own initial weights and in its own order
 
-Members find different modes of the posterior, which is what a single Gaussian around one mode cannot do. Each member is a MAP
-under the prior. Members are spread over the ranks of a distributed run, and a member that is finished is never trained again.
+Members find different modes of the posterior, which is what a single Gaussian around one mode cannot do. Each member
+is a MAP under the prior. Members are spread over the ranks of a distributed run, and a member that is finished is
+never trained again.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,8 @@
     p(y | x) ~ 1/S sum_s p(y | f(x, masks_s)),   masks ~ Bernoulli(1 - rate) on activations
 
 A network with dropout layers needs nothing more than this. A network without them gets dropout before every linear and
-convolutional layer but the first, as calls are made: the module itself stays as it is. Masks are on activations, differ from row to
-row and belong to no weight vector, so there are no weight draws to hand out.
+convolutional layer but the first, as calls are made: the module itself stays as it is. Masks are on activations,
+differ from row to row and belong to no weight vector, so there are no weight draws to hand out.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,9 @@ __all__ = ["MCDropout"]
 class MCDropout:
     """Dropout left on at prediction: the network's own layers, or inserted at a rate."""
 
-    rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = None  # of inserted dropout; None uses the network's own
+    rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = (
+        None  # of inserted dropout; None uses the network's own
+    )
     default_draws: Count = 30  # passes a prediction
     training: Training = Training(epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
     starts_from: ClassVar[Literal["trained", "scratch"]] = "trained"
@@ -55,7 +57,10 @@ class MCDropout:
         probe, _ = next(task.train.batches([torch.arange(1)], run.device))
         places = self._places(network, probe)
         if not places:
-            raise ValueError("the network has no dropout layers, so every pass would be the same: give MCDropout(rate=0.1, training=Training(epochs=20))")
+            raise ValueError(
+                "the network has no dropout layers, so every pass would be the same: "
+                "give MCDropout(rate=0.1, training=Training(epochs=20))"
+            )
 
         def forward(params: Params, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
             with _Masks(self.rate, rng, (part.start, count_rows(x), part.batch_rows)):
@@ -63,9 +68,13 @@ class MCDropout:
 
         point = train_point(task, network, start, self.training, run, forward=forward)
         if self.rate is not None and self.training.epochs == 0:
-            run.warnings.append("dropout was inserted into weights that were trained without it: set training.epochs to adapt them")
+            run.warnings.append(
+                "dropout was inserted into weights that were trained without it: set training.epochs to adapt them"
+            )
         diagnostics = {"history": point.history, "masks_per_pass": places}
-        return {"params": point.params, "hyper": point.hyper}, run.info(network, "dropout masks on activations", diagnostics)
+        return {"params": point.params, "hyper": point.hyper}, run.info(
+            network, "dropout masks on activations", diagnostics
+        )
 
     def _places(self, network: Network, x: Inputs) -> int:
         """How many masks one pass draws."""
@@ -78,7 +87,7 @@ class MCDropout:
         return _refuse()
 
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
-        """n passes, each with its own masks."""
+        """N passes, each with its own masks."""
         masks = torch.Generator(network.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
 
         def one_pass() -> Iterator[Tensor]:
@@ -90,14 +99,16 @@ class MCDropout:
 
 
 def _refuse() -> NoReturn:
-    raise TypeError("MCDropout has no weight draws: its masks are on activations and differ from row to row; use predict(x)")
+    raise TypeError(
+        "MCDropout has no weight draws: its masks are on activations and differ from row to row; use predict(x)"
+    )
 
 
 class _Masks(TorchFunctionMode):
     """During one pass, dropout is on and draws from one generator; with a rate, it also comes before layers.
 
-    `rows` = (first, count, total) says which rows of a larger batch the pass holds: masks are drawn for all of it, so that ranks
-    that share a batch use the masks that one process would have used.
+    `rows` = (first, count, total) says which rows of a larger batch the pass holds: masks are drawn for all of it, so
+    that ranks that share a batch use the masks that one process would have used.
     """
 
     layers = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
@@ -134,7 +145,7 @@ class _Masks(TorchFunctionMode):
 
 
 def _alpha_dropped(x: Tensor, keep: Tensor, rate: float) -> Tensor:
-    """Dropout for self-normalising networks: dropped entries take SELU's lowest value, then mean and variance are restored."""
+    """Dropout for self-normalising networks: dropped entries take SELU's lowest value, moments are kept."""
     lowest = -1.7580993408473766
     gain = ((1 - rate) * (1 + rate * lowest**2)) ** -0.5
     return gain * (x * keep + lowest * (1 - keep)) - gain * lowest * rate

@@ -3,9 +3,9 @@
     theta ~ N(mean, scale/2 (diag(variance) + D D^T / (K - 1))),   D = the last K iterates less the running mean
     theta = mean + sqrt(scale/2) variance^(1/2) z1 + sqrt(scale / (2 (K - 1))) D z2,   z1, z2 standard normal
 
-The iterates are taken once an epoch at a constant learning rate. With rank 0 the covariance is scale diag(variance). A network
-with BatchNorm needs its statistics again for every draw; that takes data, so a fixed set of draws is prepared while fitting
-(only seeds and statistics are stored) and predictions choose among them.
+The iterates are taken once an epoch at a constant learning rate. With rank 0 the covariance is scale diag(variance). A
+network with BatchNorm needs its statistics again for every draw; that takes data, so a fixed set of draws is prepared
+while fitting (only seeds and statistics are stored) and predictions choose among them.
 """
 
 import math
@@ -45,7 +45,10 @@ class SWAG:
     def __post_init__(self) -> None:
         check_knobs(self)
         if self.training.epochs < 2 or self.rank == 1:
-            raise ValueError(f"SWAG needs at least 2 epochs to see a spread and a rank of 0 or at least 2, got epochs={self.training.epochs}, rank={self.rank}")
+            raise ValueError(
+                f"SWAG needs at least 2 epochs to see a spread and a rank of 0 or at least 2, "
+                f"got epochs={self.training.epochs}, rank={self.rank}"
+            )
 
     def memory(self, network: Network) -> int:
         """Two moments and the kept iterates."""
@@ -59,7 +62,11 @@ class SWAG:
         extra = {f"{kind}/{name}": torch.zeros_like(w) for kind in ("mean", "square") for name, w in weights.items()}
         extra |= {f"deviations/{name}": w.new_zeros((kept, *w.shape)) for name, w in weights.items() if kept}
         point = train_point(task, network, start, self.training, run, after_epoch=_collect, extra=extra)
-        state = {kind: {n: extra[f"{kind}/{n}"] for n in weights} for kind in ("mean", "square", "deviations") if kept or kind != "deviations"}
+        state = {
+            kind: {n: extra[f"{kind}/{n}"] for n in weights}
+            for kind in ("mean", "square", "deviations")
+            if kept or kind != "deviations"
+        }
         variance = {n: (state["square"][n] - state["mean"][n] ** 2).clamp_min(0) for n in weights}
         state = {"mean": state["mean"], "variance": variance} | ({"deviations": state["deviations"]} if kept else {})
         centre = dict(state["mean"])
@@ -68,7 +75,9 @@ class SWAG:
             state |= self._prepared_draws(state, network, task, run)
         state["hyper"] = task.fitted_hyper(network, centre, task.validation)
         diagnostics = {"history": point.history, "iterates": self.training.epochs, "median_std": _median_std(variance)}
-        return state, run.info(network, f"Gaussian, diagonal + rank {kept}" if kept else "diagonal Gaussian", diagnostics)
+        return state, run.info(
+            network, f"Gaussian, diagonal + rank {kept}" if kept else "diagonal Gaussian", diagnostics
+        )
 
     def _prepared_draws(self, state: State, network: Network, task: Task, run: Run) -> State:
         """Seeds of draws, and the BatchNorm statistics of each."""

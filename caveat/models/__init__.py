@@ -34,7 +34,10 @@ def for_data(name: str, input_shape: Sequence[int], out_features: int) -> nn.Mod
     if name == "cnn_lstm":
         return cnn_lstm(out_features=out_features)
     if len(input_shape) != 3:
-        raise ValueError(f"{name} takes images [channels, height, width], but a row of the data has shape {list(input_shape)}: use mlp")
+        raise ValueError(
+            f"{name} takes images [channels, height, width], but a row of the data has shape "
+            f"{list(input_shape)}: use mlp"
+        )
     if name == "lenet5":
         return lenet5(input_shape[0], out_features, input_shape[1])
     return MODELS[name](input_shape[0], out_features)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from caveat.data import load, out_of_distribution
 from caveat.data.dataset import Arrays, assemble

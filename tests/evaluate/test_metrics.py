@@ -4,8 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate
-from scipy.stats import norm
 from sklearn.metrics import accuracy_score, brier_score_loss, root_mean_squared_error
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -16,13 +14,6 @@ def predictions(n, classes, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     probs = torch.softmax(2 * torch.randn(n, classes, generator=generator, dtype=dtype), dim=1)
     return probs, torch.randint(0, classes, (n,), generator=generator)
-
-
-def mixture(s, n, d, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.randn(s, n, d, generator=generator, dtype=torch.float64)
-    variances = torch.rand(s, n, d, generator=generator, dtype=torch.float64) + 0.05
-    return means, variances, 2 * torch.randn(n, d, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,77 +93,6 @@ def test_interval_coverage_includes_its_ends():
     assert two.tolist() == [0.5]
     with pytest.raises(ValueError, match="4 intervals have lower > upper"):
         metrics.interval_coverage(upper, lower, targets)
-
-
-def test_crps_against_numerical_integration():
-    means, variances, targets = mixture(4, 3, 2)
-    scores = metrics.crps_gaussian_mixture(means, variances, targets)
-    assert scores.shape == (3, 2)
-    for row in range(3):
-        for output in range(2):
-            centre, scale, y = means[:, row, output], variances[:, row, output].sqrt(), targets[row, output].item()
-
-            def cdf(x, centre=centre, scale=scale):
-                return norm.cdf(x, centre, scale).mean()
-
-            below, _ = integrate.quad(lambda x, cdf=cdf: cdf(x) ** 2, y - 20, y, epsabs=1e-11, limit=200)
-            above, _ = integrate.quad(lambda x, cdf=cdf: (1 - cdf(x)) ** 2, y, y + 20, epsabs=1e-11, limit=200)
-            assert scores[row, output].item() == pytest.approx(below + above, abs=1e-8)
-
-
-def test_crps_of_one_gaussian_is_the_known_closed_form():
-    means, variances, targets = mixture(1, 50, 1)
-    scale = variances[0].sqrt()
-    z = ((targets - means[0]) / scale).numpy()
-    expected = scale.numpy() * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / math.sqrt(math.pi))
-    torch.testing.assert_close(metrics.crps_gaussian_mixture(means, variances, targets), torch.from_numpy(expected))
-
-
-@given(s=st.integers(1, 7), n=st.integers(1, 5), d=st.integers(1, 3), seed=st.integers(0, 100))
-@settings(max_examples=30, deadline=None)
-def test_crps_equals_the_sum_over_all_pairs(s, n, d, seed):
-    means, variances, targets = mixture(s, n, d, seed)
-
-    def mean_absolute(m, v):
-        return (2 * v / math.pi).sqrt() * torch.exp(-(m**2) / (2 * v)) + m * torch.erf(m / (2 * v).sqrt())
-
-    pairs = mean_absolute(means[:, None] - means[None], variances[:, None] + variances[None]).mean(dim=(0, 1))
-    expected = mean_absolute(targets - means, variances).mean(dim=0) - pairs / 2
-    torch.testing.assert_close(metrics.crps_gaussian_mixture(means, variances, targets), expected)
-
-
-def test_crps_of_point_masses_is_that_of_the_empirical_distribution():
-    means = torch.tensor([0.0, 0.0, 3.0])[:, None, None]
-    score = metrics.crps_gaussian_mixture(means, torch.zeros(1, 1, 1), torch.tensor([[1.0]]))
-    assert score.item() == pytest.approx((1 + 1 + 2) / 3 - (4 * 3) / (2 * 9))
-    assert metrics.crps_gaussian_mixture(means[:1], torch.zeros(1), torch.tensor([[-2.0]])).item() == 2
-
-
-def test_crps_broadcasts_one_variance_a_draw_and_does_not_depend_on_the_chunks(monkeypatch):
-    means, variances, targets = mixture(6, 11, 2)
-    whole = metrics.crps_gaussian_mixture(means, variances[:, :1], targets)
-    torch.testing.assert_close(
-        whole, metrics.crps_gaussian_mixture(means, variances[:, :1].expand(6, 11, 2), targets), rtol=0, atol=0
-    )
-    monkeypatch.setattr(metrics, "CRPS_ELEMENTS", 30)
-    torch.testing.assert_close(whole, metrics.crps_gaussian_mixture(means, variances[:, :1], targets))
-    single = metrics.crps_gaussian_mixture(means.float(), variances[:, :1].float(), targets.float())
-    torch.testing.assert_close(whole, single, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("means", "variances", "targets", "message"),
-    [
-        (torch.zeros(2, 0, 1), torch.ones(1), torch.zeros(0, 1), "nothing to score"),
-        (torch.zeros(2, 3), torch.ones(1), torch.zeros(3, 1), r"\[S, N, D\]"),
-        (torch.zeros(2, 3, 1), torch.ones(1), torch.zeros(3), r"\[S, N, D\]"),
-        (torch.zeros(2, 3, 1), -torch.ones(1), torch.zeros(3, 1), "negative; the smallest is -1"),
-        (torch.full((2, 3, 1), math.nan), torch.ones(1), torch.zeros(3, 1), "means hold NaN"),
-    ],
-)
-def test_crps_refuses_bad_input(means, variances, targets, message):
-    with pytest.raises(ValueError, match=message):
-        metrics.crps_gaussian_mixture(means, variances, targets)
 
 
 def test_mean_and_stderr():

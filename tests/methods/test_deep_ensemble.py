@@ -15,7 +15,11 @@ from caveat.methods import deep_ensemble
 def task() -> caveat.Task:
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    return caveat.Task(nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)), (x, (x.prod(1) > 0).long()), caveat.Categorical())
+    return caveat.Task(
+        nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)),
+        (x, (x.prod(1) > 0).long()),
+        caveat.Categorical(),
+    )
 
 
 def test_prediction_is_the_mean_of_the_members_probabilities() -> None:
@@ -32,8 +36,15 @@ def test_prediction_is_the_mean_of_the_members_probabilities() -> None:
 def test_noise_is_each_members_own() -> None:
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 2, generator=rng), torch.randn(40, 1, generator=rng)
-    regression = caveat.Task(nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 1)), (x, y), caveat.Gaussian(), caveat.GaussianPrior(1e-3))
-    posterior = caveat.fit(regression, caveat.DeepEnsemble(members=3, training=caveat.Training(epochs=100)), progress=False)
+    regression = caveat.Task(
+        nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 1)),
+        (x, y),
+        caveat.Gaussian(),
+        caveat.GaussianPrior(1e-3),
+    )
+    posterior = caveat.fit(
+        regression, caveat.DeepEnsemble(members=3, training=caveat.Training(epochs=100)), progress=False
+    )
     noise = posterior.state["params"]["hyper/log_noise"].exp()
     assert noise.shape == (3, 1)
     for draws in (1, 2, 3, 5):

@@ -37,7 +37,9 @@ def ridge(x: torch.Tensor, y: torch.Tensor, noise: float, precision: float) -> t
 def test_linear_regression_reaches_the_ridge_solution(training: Training) -> None:
     x, y = regression()
     task = caveat.Task(nn.Linear(3, 1).double(), (x, y), caveat.Gaussian(noise=0.7), GaussianPrior(5.0))
-    params = caveat.fit(task, caveat.MAP(training=dataclasses.replace(training, batch_size=80)), progress=False).state["params"]
+    params = caveat.fit(task, caveat.MAP(training=dataclasses.replace(training, batch_size=80)), progress=False).state[
+        "params"
+    ]
     found = torch.cat([params["weight"], params["bias"][:, None]], 1)
     torch.testing.assert_close(found, ridge(x, y, 0.7, 5.0), atol=2e-4, rtol=0)
 
@@ -58,7 +60,9 @@ def test_noise_is_the_residuals_root_mean_square_for_each_output() -> None:
     x, y = regression(outputs=2)
     y[:, 1] += torch.randn(80, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     task = caveat.Task(nn.Linear(3, 2).double(), (x, y), caveat.Gaussian(), GaussianPrior(1e-6))
-    posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=300, learning_rate=0.03, batch_size=80)), progress=False)
+    posterior = caveat.fit(
+        task, caveat.MAP(training=Training(epochs=300, learning_rate=0.03, batch_size=80)), progress=False
+    )
     design = torch.cat([x, torch.ones(80, 1, dtype=torch.float64)], 1)
     residuals = y - design @ torch.linalg.lstsq(design, y).solution
     prediction = posterior.predict(x)
@@ -70,11 +74,15 @@ def test_standardised_targets_come_back_in_their_own_units() -> None:
     x, y = regression()
     far = 1000 + 50 * y
     task = caveat.Task(nn.Linear(3, 1).double(), (x, far), caveat.Gaussian(standardise=True), GaussianPrior(1e-6))
-    posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=400, learning_rate=0.03, batch_size=80)), progress=False)
+    posterior = caveat.fit(
+        task, caveat.MAP(training=Training(epochs=400, learning_rate=0.03, batch_size=80)), progress=False
+    )
     design = torch.cat([x, torch.ones(80, 1, dtype=torch.float64)], 1)
     fitted = design @ torch.linalg.lstsq(design, far).solution
     torch.testing.assert_close(posterior.predict(x).mean, fitted, atol=0.1, rtol=0)
-    assert float(posterior.predict(x).aleatoric[0].sqrt()) == pytest.approx(float((far - fitted).square().mean().sqrt()), rel=0.01)
+    assert float(posterior.predict(x).aleatoric[0].sqrt()) == pytest.approx(
+        float((far - fitted).square().mean().sqrt()), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("true_temperature", [0.5, 2.0])

@@ -72,7 +72,9 @@ def test_channel_dropout_drops_whole_channels_and_alpha_dropout_keeps_moments() 
 
 
 def test_inserted_dropout_spares_the_inputs_and_reaches_every_other_layer() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 2))
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 2)
+    )
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with _Masks(0.5, torch.Generator().manual_seed(0)) as masks, torch.no_grad():
         module(x)

@@ -28,11 +28,16 @@ def test_draws_have_the_mean_and_covariance_of_the_formula(rank: int, scale: flo
         "variance": {n: torch.rand(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
     }
     if rank:
-        state["deviations"] = {n: torch.randn((rank, *s), generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+        state["deviations"] = {
+            n: torch.randn((rank, *s), generator=rng, dtype=torch.float64) for n, s in shapes.items()
+        }
     method = caveat.SWAG(rank=rank, scale=scale)
     count = 60_000
     draws = torch.stack([torch.cat([v.flatten() for v in d.values()]) for d in method.draws(state, None, count, rng)])  # type: ignore[arg-type]
-    flat = {group: torch.cat([v.reshape(len(v), -1) if group == "deviations" else v.reshape(1, -1) for v in t.values()], 1) for group, t in state.items()}
+    flat = {
+        group: torch.cat([v.reshape(len(v), -1) if group == "deviations" else v.reshape(1, -1) for v in t.values()], 1)
+        for group, t in state.items()
+    }
     covariance = scale * torch.diag(flat["variance"][0])
     if rank:
         covariance = covariance / 2 + scale / (2 * (rank - 1)) * flat["deviations"].T @ flat["deviations"]
@@ -80,13 +85,15 @@ def test_batchnorm_statistics_are_those_of_each_draw() -> None:
         torch.testing.assert_close(draw["1.running_mean"], hidden.mean(0))
         means.append(draw["1.running_mean"])
     assert not torch.allclose(means[0], means[1])
-    assert {tuple(m.tolist()) for m in means} == {tuple(d["1.running_mean"].tolist()) for d in posterior.sample(8)}, "draws are the prepared ones"
+    assert {tuple(m.tolist()) for m in means} == {tuple(d["1.running_mean"].tolist()) for d in posterior.sample(8)}, (
+        "draws are the prepared ones"
+    )
 
 
 def test_bad_knobs_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 epochs"):
         caveat.SWAG(training=Training(epochs=1))
-    with pytest.raises(ValueError, match="rank=-1.*at least 0"):
+    with pytest.raises(ValueError, match=r"rank=-1.*at least 0"):
         caveat.SWAG(rank=-1)
     with pytest.raises(ValueError, match=r"scale=0\.0.*above 0"):
         caveat.SWAG(scale=0.0)

@@ -1,0 +1,67 @@
+"""Memory is measured in bytes and asked for before the work starts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from caveat.engine import cost
+from caveat.engine.cost import free_bytes, peak_bytes, refuse_if_too_large, reset_peak, words
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux starts a peak anew")
+def test_peak_follows_an_allocation_and_can_start_anew() -> None:
+    reset_peak(CPU)
+    before = peak_bytes(CPU)
+    block = torch.ones(48 * 2**20, dtype=torch.uint8)
+    during = peak_bytes(CPU)
+    assert during - before > 40 * 2**20
+    del block
+    assert peak_bytes(CPU) == pytest.approx(during, abs=4 * 2**20)  # the system counts in steps
+    reset_peak(CPU)
+    assert peak_bytes(CPU) < during - 40 * 2**20
+
+
+def test_systems_without_proc_are_measured_otherwise(monkeypatch) -> None:
+    monkeypatch.setattr(cost, "_kilobytes", lambda file, key: None)
+    assert free_bytes(CPU) is None
+    refuse_if_too_large("anything", 10**18, CPU, "no advice")
+    if sys.platform != "win32":
+        assert peak_bytes(CPU) > 10 * 2**20
+
+
+def test_values_of_proc_are_kilobytes(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:       100 kB\nMemAvailable:    42 kB\nMemAvailableX:    1 kB\n\n")
+    assert cost._kilobytes(str(file), "MemAvailable:") == 42 * 1024
+    assert cost._kilobytes(str(file), "VmHWM:") is None
+    assert cost._kilobytes(str(tmp_path / "none"), "VmHWM:") is None
+
+
+def test_too_much_is_refused_with_both_numbers(monkeypatch) -> None:
+    monkeypatch.setattr(cost, "free_bytes", lambda device: 4_000_000_000)
+    refuse_if_too_large("42,000 weights", 4_000_000_000, CPU, "try fewer")
+    with pytest.raises(MemoryError, match=r"42,000 weights needs 7\.1 GB, 4\.0 GB are free on cpu: try fewer"):
+        refuse_if_too_large("42,000 weights", 7_100_000_000, CPU, "try fewer")
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (1549, "1.5 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (10**6, "1.0 MB"),
+        (7_100_000_000, "7.1 GB"),
+        (2_500 * 10**9, "2.5 TB"),
+        (12_345 * 10**12, "12345.0 TB"),
+    ],
+)
+def test_words(count: int, said: str) -> None:
+    assert words(count) == said

@@ -1,0 +1,173 @@
+"""The command line: from a fit to a page, its exit codes, and its complaints."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from caveat.cli import main
+from caveat.methods import discover
+
+QUICK = ["--training.epochs", "2", "--quiet"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_from_fit_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    point = tmp_path / "posteriors" / "point"
+    code, out, _ = run(
+        capsys, "fit", "map", "--out", point, "--training.epochs", "15", "--quiet", "--json", "--seed", "3"
+    )
+    assert code == 0
+    assert json.loads(out)["info"]["seed"] == 3
+    swag = tmp_path / "posteriors" / "swag"
+    assert run(capsys, "fit", "swag", "--out", swag, "--start", point, *QUICK, "--rank", "2")[0] == 0
+    assert json.loads((swag / "posterior.json").read_text())["method"]["fields"]["rank"] == 2
+
+    predictions = tmp_path / "predictions.npz"
+    code, out, _ = run(capsys, "predict", "--posterior", swag, "--out", predictions, "--draws", "4", "--quiet")
+    assert code == 0
+    with np.load(predictions) as arrays:
+        assert arrays["probs"].shape == (359, 10)
+        assert {"entropy", "epistemic", "aleatoric"} <= set(arrays.files)
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, x=np.zeros((5, 1, 8, 8), np.float32))
+    code, out, _ = run(capsys, "predict", "--posterior", swag, "--data", inputs, "--out", predictions, "--json")
+    assert json.loads(out)["rows"] == 5
+
+    results = tmp_path / "results"
+    arguments = ["--posteriors", point, swag, "--rotate", 30, 60, "--ood", "permuted", "--out", results, "--quiet"]
+    code, out, _ = run(capsys, "evaluate", *arguments)
+    assert code == 0
+    assert "swag" in out
+    assert "Accuracy" in out
+    assert (results / "results.csv").exists()
+    metrics = json.loads((results / "swag" / "metrics.json").read_text())
+    assert [d["name"] for d in metrics["data"]] == ["clean", "rotated 30", "rotated 60", "permuted"]
+    code, out, _ = run(capsys, "report", "--results", results, "--title", "Mine")
+    assert code == 0
+    assert "<title>Mine</title>" in (results / "report.html").read_text()
+
+
+def test_a_method_that_needs_a_trained_network_trains_a_map_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "fit", "swag", "--out", tmp_path / "p", "--data", "breast_cancer", *QUICK)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_regression_by_name(likelihood: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "p"
+    assert run(capsys, "fit", "map", "--out", folder, "--data", "diabetes", "--likelihood", likelihood, *QUICK)[0] == 0
+    code, out, _ = run(capsys, "evaluate", "--posteriors", folder, "--out", tmp_path / "r", "--quiet", "--json")
+    assert code == 0
+    assert json.loads(out)["p"]["clean"]["rmse"] < 120, "scores are in the targets' own units"
+
+
+def test_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    reference = f"{tmp_path / 'mine.py'}:net"
+    assert run(capsys, "fit", "map", "--out", tmp_path / "p", "--model", reference, *QUICK)[0] == 0
+    assert run(capsys, "predict", "--posterior", tmp_path / "p", "--out", tmp_path / "o.npz", "--quiet")[0] == 0
+    code, _, err = run(
+        capsys, "fit", "map", "--out", tmp_path / "q", "--model", f"{tmp_path / 'mine.py'}:nothing", *QUICK
+    )
+    assert (code, "no function nothing" in err) == (1, True)
+
+
+def test_help_shows_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
+    import dataclasses
+
+    for name, method in discover().items():
+        code, out, _ = run(capsys, "fit", name, "--help")
+        assert code == 0
+        for field in dataclasses.fields(method):
+            nested = dataclasses.is_dataclass(getattr(method(), field.name))
+            names = (
+                [f"{field.name}.{f.name}" for f in dataclasses.fields(getattr(method(), field.name))]
+                if nested
+                else [field.name]
+            )
+            for knob in names:
+                assert f"--{knob.replace('_', '-')}" in out, f"{name} --help does not show {knob}"
+    code, out, _ = run(capsys, "--help")
+    for verb in ("demo", "fit", "predict", "evaluate", "report", "methods"):
+        assert verb in out
+
+
+def test_methods_lists_them_with_their_likelihoods(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "methods")
+    assert code == 0
+    for name in discover():
+        assert name in out
+    listed = json.loads(run(capsys, "methods", "--json")[1])
+    assert listed["map"]["likelihoods"] == list(discover()["map"].likelihoods)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["fit", "map", "--training.learning-rate", "-1"], 2, "learning_rate=-1.0): must be above 0"),
+        (["fit", "map", "--training.epochs", "many"], 2, "--training.epochs"),
+        (["fit", "mapp"], 2, "mapp"),
+        (["fit", "map", "--data", "no_such_set"], 1, "no_such_set"),
+        (["fit", "map", "--model", "no_such_model"], 1, "no model 'no_such_model'"),
+        (["fit", "map", "--device", "cuda:99"], 1, "cuda"),
+        (["fit", "map", "--validation", "1.0"], 1, "validation=1.0"),
+        (["fit", "map", "--prior-precision", "-2"], 1, "precision=-2"),
+        (["fit", "map", "--model", "lenet5", "--data", "diabetes"], 1, "lenet5 takes images"),
+    ],
+)
+def test_complaints(
+    arguments: list[str], code: int, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if arguments[-2] == "--device" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    found, _, err = run(capsys, *arguments, "--out", tmp_path / "p")
+    flat = " ".join(err.replace("│", " ").split())
+    assert found == code, err
+    assert complaint in flat
+    assert "Traceback" not in err
+    assert not (tmp_path / "p").exists(), "nothing is left behind"
+
+
+def test_an_existing_posterior_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)[0] == 0
+    before = (tmp_path / "p" / "posterior.json").read_bytes()
+    code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
+    assert (code, "exists" in err) == (1, True)
+    assert (tmp_path / "p" / "posterior.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "edited", "missing", "not a posterior"])
+def test_a_damaged_posterior_is_refused(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "p"
+    assert run(capsys, "fit", "map", "--out", folder, *QUICK)[0] == 0
+    file = folder / "state.safetensors"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "edited":
+        content = json.loads((folder / "posterior.json").read_text())
+        content["method"]["fields"]["temperature"] = True
+        (folder / "posterior.json").write_text(json.dumps(content))
+    elif damage == "missing":
+        file.unlink()
+    else:
+        folder = tmp_path
+    code, _, err = run(capsys, "predict", "--posterior", folder, "--out", tmp_path / "o.npz")
+    assert code == 1
+    assert err.startswith("error: ")
+    assert not (tmp_path / "o.npz").exists()

@@ -1,0 +1,86 @@
+"""On a GPU: every method fits, predicts what a CPU predicts from the same state, saves and loads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import caveat
+from caveat import Training
+from caveat.methods import discover
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def task() -> caveat.Task:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 3, 8, 8, generator=rng)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    )
+    labels = (x[:, 0].mean((1, 2)) > 0).long()
+    return caveat.Task(module, DataLoader(TensorDataset(x, labels), 64), caveat.Categorical(), validation=0.2)
+
+
+@pytest.mark.parametrize("name", discover())
+def test_fits_on_the_gpu_and_predicts_as_on_the_cpu(name: str, tmp_path: Path) -> None:
+    problem = task()
+    start = caveat.fit(problem, caveat.MAP(training=Training(epochs=30)), device="cuda", progress=False)
+    method = discover()[name].quick
+    posterior = caveat.fit(
+        problem, method, start=start if method.starts_from == "trained" else None, device="cuda", progress=False
+    )
+    x, y = problem.train.everything()
+    prediction = posterior.predict(x)
+    assert prediction.probs.device.type == "cuda"
+    assert posterior.info.peak_bytes > 0
+    posterior.save(tmp_path / "p")
+    on_cpu = caveat.load(tmp_path / "p", task().network.module)
+    if name != "mc_dropout":  # masks come from the device's own generator
+        torch.testing.assert_close(on_cpu.predict(x).probs, prediction.probs.cpu(), atol=2e-3, rtol=0)
+    scores = caveat.evaluate(posterior, {"clean": (x, y)}, progress=False)
+    assert scores["clean"]["accuracy"].mean > 0.6
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fast_training_gives_about_the_same(compiled: bool) -> None:
+    problem = task()
+    plain = caveat.fit(problem, caveat.MAP(training=Training(epochs=10)), device="cuda", progress=False)
+    fast = Training(epochs=10, precision="bfloat16", channels_last=True, compile=compiled)
+    other = caveat.fit(problem, caveat.MAP(training=fast), device="cuda", progress=False)
+    x, _ = problem.train.everything()
+    torch.testing.assert_close(other.predict(x).probs, plain.predict(x).probs, atol=0.05, rtol=0)
+
+
+def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caveat.engine import optimise, run
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    whole = caveat.fit(task(), caveat.MAP(training=Training(epochs=4)), device="cuda", progress=False)
+    monkeypatch.setattr(run.Run, "checkpoint_due", lambda self: self.folder is not None)
+    keep = optimise._Loop.keep
+
+    def killed(self: object) -> None:
+        keep(self)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimise._Loop, "keep", killed)
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            caveat.fit(
+                task(), caveat.MAP(training=Training(epochs=4)), device="cuda", folder=tmp_path / "p", progress=False
+            )
+    resumed = caveat.fit(
+        task(), caveat.MAP(training=Training(epochs=4)), device="cuda", folder=tmp_path / "p", progress=False
+    )
+    torch.use_deterministic_algorithms(False)
+    for name, value in whole.state["params"].items():
+        torch.testing.assert_close(resumed.state["params"][name], value, rtol=0, atol=1e-6)

@@ -1,0 +1,38 @@
+"""The main job, whole: one table, one page, every method in both; a folder of one's own is not replaced."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from caveat.cli import main
+from caveat.methods import discover
+
+
+def test_the_demo_makes_a_table_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "demo"
+    clock = time.monotonic()
+    assert main(["demo", "--out", str(folder), "--quiet"]) == 0
+    assert time.monotonic() - clock < 180
+    table = capsys.readouterr().out
+    page = (folder / "report.html").read_text()
+    for name, method in discover().items():
+        label = "MAP" if name == "map" else method.__name__
+        assert label in table
+        assert label in page
+        metrics = json.loads((folder / name / "metrics.json").read_text())
+        scores = {entry["name"]: entry["metrics"] for entry in metrics["data"]}
+        assert scores["clean"]["accuracy"]["mean"] > 0.93, f"{name} has not learned the digits"
+        assert scores["rotated 90"]["accuracy"]["mean"] < 0.5
+        assert scores["photographs"]["auroc_entropy"]["mean"] > 0.9
+        assert metrics["info"]["seconds"] < 30
+    assert main(["demo", "--out", str(folder), "--quiet", "--json"]) == 0, "its own folder is replaced"
+    assert json.loads(capsys.readouterr().out)["report"] == str(folder / "report.html")
+
+
+def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["demo", "--out", str(tmp_path), "--quiet"]) == 1
+    assert "exists" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"

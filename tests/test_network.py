@@ -1,0 +1,471 @@
+"""A network is a pure function of its parameters, and the user's module never changes."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from caveat import Categorical, GaussianPrior, Network
+
+
+class Everything(nn.Module):
+    """Frozen and free layers, BatchNorm, dropout, a hook, a plain buffer and in-place ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 6).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(6)
+        self.act = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.act(self.norm(self.stem(x))))) * self.scale
+
+
+class Tied(nn.Module):
+    """An embedding that is its own decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.decode = nn.Linear(3, 5, bias=False)
+        self.decode.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.decode(self.embed(tokens))
+
+
+class Moving(nn.Module):
+    """Replaces its buffer by one that depends on the weights, instead of writing into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * y.mean(0)
+        return y - self.mean
+
+
+class OwnWeight(nn.Module):
+    """A parameter that no reset_parameters draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(6.0).reshape(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+def network(module: nn.Module, **options) -> Network:
+    return Network(module, Categorical(), **options)
+
+
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def snapshot(module: nn.Module) -> dict:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {
+        "ids": {name: id(t) for name, t in tensors.items()},
+        "values": {name: t.detach().clone() for name, t in tensors.items()},
+        "versions": {name: t._version for name, t in tensors.items()},
+        "grad": {name: t.requires_grad for name, t in module.named_parameters()},
+        "gradients": {name: t.grad is None for name, t in module.named_parameters()},
+        "modes": {name: child.training for name, child in module.named_modules()},
+        "hooks": {name: list(child._forward_hooks) for name, child in module.named_modules()},
+    }
+
+
+def assert_same(before: dict, after: dict) -> None:
+    values, others = before.pop("values"), after.pop("values")
+    assert before == after
+    assert values.keys() == others.keys()
+    assert all(torch.equal(values[name], others[name]) for name in values)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def test_users_module_is_never_touched() -> None:
+    module = Everything()
+    module.norm.eval()  # a mode of its own
+    seen: list[Tensor] = []
+    handle = module.head.register_forward_hook(lambda m, inputs, output: seen.append(output.detach()))
+    F.cross_entropy(module(rows(5, 4)), torch.tensor([0, 1, 2, 0, 1])).backward()
+    before, random_state = snapshot(module), torch.get_rng_state()
+    net = network(module)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    params = net.params() | net.buffers()
+    net(params, rows(5, 4))
+    with torch.random.fork_rng(devices=[]):
+        net(params, rows(5, 4), train=True)
+    net.fresh(torch.Generator().manual_seed(0))
+    net.with_fixed(net.fixed())
+    net.layers()
+    net.fingerprint()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for value in params.values():
+        value.zero_()
+    assert_same(before, snapshot(module))
+    assert module.head.weight.grad is not None
+    assert all(p.grad is None and not p.requires_grad for p in net.module.parameters())
+    handle.remove()
+
+
+def test_calls_equal_the_module_in_both_modes() -> None:
+    module, x = Everything(), rows(5, 4)
+    module.drop.p = 0.0
+    net = network(module)
+    assert torch.equal(net(net.params(), x), module.eval()(x))
+    params = net.params() | net.buffers()
+    copied = copy.deepcopy(module).train()
+    assert torch.equal(net(params, x, train=True), copied(x))
+    for name, buffer in copied.named_buffers():
+        assert torch.equal(params[name], buffer)
+
+
+def test_training_pass_writes_only_buffers_it_was_given() -> None:
+    module, x = Everything(), rows(5, 4)
+    net = network(module)
+    own = net.buffers()
+    with torch.random.fork_rng(devices=[]):
+        net(net.params(), x, train=True)
+    assert all(torch.equal(own[name], value) for name, value in net.buffers().items())
+    given = {"norm.running_mean": own["norm.running_mean"].clone()}
+    with torch.random.fork_rng(devices=[]):
+        net(net.params() | given, x, train=True)
+    features = module.stem(x)
+    torch.testing.assert_close(given["norm.running_mean"], 0.1 * features.mean(0))
+    assert torch.equal(net.buffers()["norm.running_mean"], own["norm.running_mean"])
+
+
+def test_replaced_buffer_is_written_back_without_its_graph() -> None:
+    net, x = network(Moving()), rows(8, 2)
+    params = {name: p.requires_grad_() for name, p in net.params().items()} | net.buffers()
+    expected = torch.zeros(2)
+    for _ in range(3):  # a graph kept from one step would break the next backward pass
+        net(params, x, train=True).square().sum().backward()
+        with torch.no_grad():
+            expected = 0.5 * expected + 0.5 * net.module.layer(x).mean(0)
+        torch.testing.assert_close(params["mean"], expected)
+        assert params["mean"].is_leaf
+        assert not params["mean"].requires_grad
+    assert torch.equal(net.buffers()["mean"], torch.zeros(2))
+    net(net.params(), x, train=True)
+    assert torch.equal(net.module.mean, torch.zeros(2))
+
+
+def test_gradients_reach_the_given_parameters_only() -> None:
+    net, x = network(Everything()), rows(5, 4)
+    params = {name: p.requires_grad_() for name, p in net.params().items()}
+    net(params, x).sum().backward()
+    assert all(p.grad is not None for p in params.values())
+    assert all(p.grad is None for p in net.module.parameters())
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    net, tokens = network(Tied()), torch.tensor([0, 3, 4])
+    assert net.names == ("embed.weight",)
+    weight = rows(5, 3)
+    torch.testing.assert_close(net({"embed.weight": weight}, tokens), weight[tokens] @ weight.T)
+    fresh = net.fresh(torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net(fresh, tokens), fresh["embed.weight"][tokens] @ fresh["embed.weight"].T)
+    assert [(layer.name, layer.parameters, layer.selected) for layer in net.layers()] == [("embed", 15, 15)]
+
+
+def test_frozen_parameters_are_fixed() -> None:
+    net = network(Everything())
+    assert net.names == ("norm.weight", "norm.bias", "head.weight", "head.bias")
+    assert net.n_parameters == 6 + 6 + 18 + 3
+    assert set(net.fixed()) == {
+        "stem.weight",
+        "stem.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+        "scale",
+    }
+    frozen = Everything().requires_grad_(False)
+    with pytest.raises(ValueError, match=r"every parameter is frozen: call requires_grad_\(True\)"):
+        network(frozen)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ("*", ["norm.weight", "norm.bias", "head.weight", "head.bias"]),
+        ("head.*", ["head.weight", "head.bias"]),
+        (["head.bias", "norm.*"], ["norm.weight", "norm.bias", "head.bias"]),
+        (("*.weight",), ["norm.weight", "head.weight"]),
+        (lambda name, p: p.ndim == 2, ["head.weight"]),
+        ((pattern for pattern in ["norm.b*"]), ["norm.bias"]),
+    ],
+)
+def test_parameters_selects(parameters, names) -> None:
+    assert list(network(Everything(), parameters=parameters).names) == names
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ("tail.*", "'tail.*' matches none"),
+        ("stem.*", r"'stem.\*' matches none"),  # frozen
+        (["head.*", "hed.*"], r"'hed.\*' matches none"),  # a slip in one of several
+        (lambda name, p: False, "matches none"),
+        ([], "is empty"),
+    ],
+)
+def test_a_filter_that_selects_nothing_is_refused(parameters, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        network(Everything(), parameters=parameters)
+
+
+def test_predicate_sees_the_parameter() -> None:
+    seen = {}
+    network(Everything(), parameters=lambda name, p: seen.setdefault(name, tuple(p.shape)) is not None)
+    assert seen["head.weight"] == (3, 6)
+    assert "stem.weight" not in seen
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.layer(left - 2 * right)
+
+
+def test_inputs_may_be_a_tuple_or_a_dict() -> None:
+    module, left, right = Two(), rows(3, 2), rows(3, 2, seed=1)
+    net = network(module)
+    expected = module(left, right)
+    assert torch.equal(net(net.params(), (left, right)), expected)
+    assert torch.equal(net(net.params(), {"right": right, "left": left}), expected)
+
+
+class Output(dict):
+    """As transformers' outputs: a dict with attributes."""
+
+
+class Wrapped(nn.Module):
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(2, 2), make
+
+    def forward(self, x: Tensor):
+        return self.make(self.layer(x))
+
+
+def test_logits_are_taken_out_of_a_dict_and_anything_else_is_refused() -> None:
+    module, x = Wrapped(lambda y: Output(loss=None, logits=y)), rows(3, 2)
+    net = network(module)
+    assert torch.equal(net(net.params(), x), module.layer(x))
+    for make in (lambda y: (y,), lambda y: {"scores": y}, lambda y: None):
+        net = network(Wrapped(make))
+        with pytest.raises(TypeError, match="must return one tensor"):
+            net(net.params(), x)
+
+
+def test_wrappers_are_taken_off_in_any_order() -> None:
+    module = Tied()
+    for wrapped in (
+        torch.compile(module, backend="eager"),
+        nn.DataParallel(module),
+        nn.DataParallel(torch.compile(module, backend="eager")),
+        torch.compile(nn.DataParallel(module), backend="eager"),
+    ):
+        net = network(wrapped)
+        assert type(net.module) is Tied
+        assert net.module is not module
+        assert net.fingerprint() == network(module).fingerprint()
+
+
+def test_modules_that_cannot_be_used_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"0.weight has no values yet \(a lazy layer\): run one batch"):
+        network(nn.Sequential(nn.LazyLinear(3)))
+    lazy_buffers = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
+    with pytest.raises(ValueError, match=r"1\.running_mean has no values yet"):
+        network(lazy_buffers)
+    locked = nn.Linear(2, 2)
+    locked.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"cannot be copied.*lock"):
+        network(locked)
+    with pytest.raises(ValueError, match="no floating-point parameters"):
+        network(nn.ReLU())
+
+
+class Keeps(nn.Module):
+    """Keeps its last activations, which have a graph after training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.layer(x)
+        return self.last
+
+
+def test_modules_that_keep_activations_are_copied_even_after_training() -> None:
+    module, x = Keeps(), rows(3, 2)
+    module(x).sum().backward()
+    kept = module.last
+    net = network(module)
+    assert module.last is kept
+    assert net.module.last is not kept
+    net({name: p.requires_grad_() for name, p in net.params().items()}, x, train=True).sum().backward()
+    first = net.fresh(torch.Generator().manual_seed(0))
+    assert torch.equal(first["layer.weight"], net.fresh(torch.Generator().manual_seed(0))["layer.weight"])
+    assert torch.equal(net.with_fixed({})(net.params(), x), net(net.params(), x))
+
+
+def test_fresh_draws_as_the_layers_do_differ_and_repeat() -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    module(rows(8, 4))  # moves the running statistics
+    nn.init.normal_(module[1].weight)
+    net, state = network(module), torch.get_rng_state()
+    rng = torch.Generator().manual_seed(7)
+    one, two = net.fresh(rng), net.fresh(rng)
+    again = net.fresh(torch.Generator().manual_seed(7))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(one["0.weight"], two["0.weight"])
+    assert one.keys() == again.keys() == {*net.names, "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert torch.equal(one["1.weight"], torch.ones(6))
+    assert torch.equal(one["1.running_mean"], torch.zeros(6))
+    assert float(one["0.weight"].abs().max()) <= 0.5  # torch draws uniformly within 1 / sqrt(4)
+    assert torch.equal(net.params()["0.weight"], module[0].weight)  # the network itself stays where it was
+
+
+def test_fresh_leaves_frozen_layers_as_they_are() -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    module(rows(8, 4))
+    module[:2].requires_grad_(False)
+    fresh = network(module).fresh(torch.Generator().manual_seed(0))
+    assert fresh.keys() == {"2.weight", "2.bias"}
+
+
+def test_fresh_needs_a_way_to_draw() -> None:
+    net = network(OwnWeight())
+    with pytest.raises(ValueError, match=r"no fresh values could be drawn for weight.*pass initialise="):
+        net.fresh(torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="no fresh values"):  # a filter may leave it to one parameter
+        network(nn.Sequential(nn.Linear(2, 2), OwnWeight()), parameters="1.*").fresh(torch.Generator())
+    net = network(OwnWeight(), initialise=lambda module: nn.init.normal_(module.weight))
+    one, two = (net.fresh(torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert not torch.equal(one["weight"], two["weight"])
+    assert torch.equal(one["weight"], net.fresh(torch.Generator().manual_seed(0))["weight"])
+
+
+def test_constant_parameters_count_as_drawn() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.gain = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.gain
+
+    fresh = network(Scaled()).fresh(torch.Generator().manual_seed(0))
+    assert torch.equal(fresh["gain"], torch.ones(2))
+
+
+def test_fingerprint_tells_architectures_and_selections_apart() -> None:
+    def made(features: int = 3, dtype: torch.dtype = torch.float32, **options) -> str:
+        return network(
+            nn.Sequential(nn.Linear(2, features), nn.BatchNorm1d(features)).to(dtype), **options
+        ).fingerprint()
+
+    same, prints = (
+        made(),
+        [
+            made(features=4),
+            made(dtype=torch.float64),
+            made(parameters="0.*"),
+            network(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False))).fingerprint(),
+            network(nn.Sequential(nn.Linear(2, 3), nn.Identity(), nn.BatchNorm1d(3))).fingerprint(),
+        ],
+    )
+    assert made() == same
+    assert len({same, *prints}) == 6
+
+
+def test_layers_cover_every_parameter_and_say_why() -> None:
+    net = network(Everything(), parameters=lambda name, p: name != "head.bias")
+    layers = {layer.name: layer for layer in net.layers()}
+    assert list(layers) == ["stem", "norm", "head"]
+    assert (layers["stem"].selected, layers["stem"].why) == (0, "frozen (requires_grad=False)")
+    assert (layers["norm"].selected, layers["norm"].why) == (12, "")
+    assert (layers["head"].parameters, layers["head"].selected) == (21, 18)
+    assert layers["head"].why == "left out by parameters="
+    assert layers["norm"].kind == "BatchNorm1d"
+    assert sum(layer.parameters for layer in net.layers()) == sum(p.numel() for p in net.module.parameters())
+    assert sum(layer.selected for layer in net.layers()) == net.n_parameters
+    half_frozen = nn.Linear(2, 2)
+    half_frozen.weight.requires_grad_(False)
+    (layer,) = network(half_frozen).layers()
+    assert (layer.name, layer.selected, layer.why) == ("", 2, "frozen (requires_grad=False)")
+    both = nn.MultiheadAttention(2, 1)
+    both.in_proj_weight.requires_grad_(False)
+    layer = network(both, parameters="out_proj.*").layers()[0]
+    assert layer.why == "frozen (requires_grad=False) and left out by parameters="
+
+
+def test_with_fixed_moves_everything_but_the_selected_parameters() -> None:
+    source, target, x = Everything(), Everything(), rows(5, 4)
+    with torch.no_grad():
+        source.scale += 1
+        source.norm.running_mean += 0.5
+    trained, blank = network(source), network(target)
+    moved = blank.with_fixed(trained.fixed())
+    assert torch.equal(moved(trained.params(), x), source.eval()(x))
+    assert not torch.equal(blank(trained.params(), x), source(x))
+    assert torch.equal(blank.buffers()["scale"], torch.tensor([2.0]))
+
+
+def test_check_inputs_names_both_types() -> None:
+    net = network(nn.Linear(2, 2))
+    net.check_inputs({"x": rows(1, 2), "tokens": torch.zeros(1, dtype=torch.long)})
+    with pytest.raises(ValueError, match=r"inputs are torch.float64 but the network's weights are torch.float32"):
+        net.check_inputs((rows(1, 2), rows(1, 2).double()))
+    assert network(nn.Linear(2, 2).double()).dtype == torch.float64
+
+
+def test_moving_to_the_same_device_is_free() -> None:
+    net = network(nn.Linear(2, 2))
+    assert net.to("cpu") is net
+    assert net.device == torch.device("cpu")
+    assert net.prior == GaussianPrior(1.0)
+
+
+def test_hyper_entries_ride_along_unseen() -> None:
+    net, x = network(nn.Linear(2, 2)), rows(3, 2)
+    params = net.params()
+    noisy = params | {"hyper/log_noise": torch.zeros(2)}
+    assert torch.equal(net(noisy, x, train=True), net(params, x))
+    assert not hasattr(net.module, "hyper/log_noise")
+
+
+def test_draws_can_be_mapped_over() -> None:
+    net, x = network(Everything()), rows(5, 4)
+    draws = [net.params() | {"head.bias": rows(3, seed=s)} for s in range(3)]
+    stacked = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+    mapped = torch.func.vmap(lambda params: net(params, x))(stacked)
+    torch.testing.assert_close(mapped, torch.stack([net(draw, x) for draw in draws]))
