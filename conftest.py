@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/ are tests: the Python blocks of a page run in order, in one module, in an empty folder."""
+"""README.md and the pages of docs/ are tests: a page's Python blocks run in order, as a module, in an empty folder."""
 
 import sys
 from collections.abc import Iterator
@@ -44,6 +44,8 @@ class Page(pytest.Item):
         self.document.namespace = vars(module)
         with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
+            patch.delenv("CAVEAT_DATA", raising=False)  # a page sees no data sets but those that it makes
+            patch.setenv("XDG_CACHE_HOME", folder)
             patch.setitem(sys.modules, module.__name__, module)
             threads = torch.get_num_threads()
             torch.set_num_threads(1)  # the networks of the pages are too small for more

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,21 +81,32 @@ class Network:
         if self.module.training != train:
             self.module.train(train)
         given = {name: value for name, value in params.items() if not name.startswith("hyper/")}
-        # The network's own buffers are lent out, so that what a training pass writes into them is forgotten.
-        lent = {name: b.clone() if train else b for name, b in self.module.named_buffers() if name not in given}
-        values = lent | given
-        args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
-        outputs = functional_call(self.module, values, args, kwargs)
+        # A training pass gets copies of the network's own buffers, so that what it writes into them is forgotten.
+        own = {name: b.clone() for name, b in self.module.named_buffers() if name not in given} if train else {}
+        values = own | given
+        outputs = functional_call(self.module, values, *_arguments(x))
         if train:
             with torch.no_grad():  # a module may replace a buffer, by one with a graph, instead of writing into it
                 for name, value in given.items():
                     if values[name] is not value:
                         value.copy_(values[name])
-        if isinstance(outputs, dict) and "logits" in outputs:
-            outputs = outputs["logits"]
-        if not isinstance(outputs, Tensor):
-            raise TypeError(f"the module returned a {type(outputs).__name__}; it must return one tensor of outputs")
-        return outputs
+        return _one_tensor(outputs)
+
+    def training_pass(self, x: Inputs) -> Tensor:
+        """Outputs in training mode at the module's own tensors, buffers written: for a copy that training owns.
+
+        Swapping a hundred tensors in and out of a module takes as long as a small network's step.
+        """
+        if not self.module.training:
+            self.module.train()
+        args, kwargs = _arguments(x)
+        own = dict(self.module.named_buffers())
+        outputs = self.module(*args, **kwargs)
+        for name, buffer in self.module.named_buffers():
+            if buffer is not own[name]:  # replaced, perhaps by one with a graph, instead of written into
+                with torch.no_grad():
+                    setattr(self.module.get_submodule(_layer(name)), name.rpartition(".")[2], own[name].copy_(buffer))
+        return _one_tensor(outputs)
 
     def fresh(self, rng: torch.Generator) -> Params:
         """New initial values of the selected parameters and of their layers' buffers, drawn as the layers draw them."""
@@ -192,13 +204,26 @@ class Network:
         return found
 
 
+def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a module takes its inputs: a tuple as positional arguments, a dict as keyword arguments."""
+    return (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+
+
+def _one_tensor(outputs: Any) -> Tensor:
+    if isinstance(outputs, dict) and "logits" in outputs:
+        outputs = outputs["logits"]
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"the module returned a {type(outputs).__name__}; it must return one tensor of outputs")
+    return outputs
+
+
 def _layer(name: str) -> str:
     """The submodule that a parameter or buffer belongs to."""
     return name.rpartition(".")[0]
 
 
 def _private_copy(module: nn.Module) -> nn.Module:
-    """A copy without wrappers and without gradients."""
+    """A copy without wrappers, once it is known that there is something to infer."""
     while (kind := type(module).__name__) in ("OptimizedModule", "DataParallel", "DistributedDataParallel"):
         module = module._orig_mod if kind == "OptimizedModule" else module.module  # type: ignore[assignment]
     lazy = [name for name, t in [*module.named_parameters(), *module.named_buffers()] if nn.parameter.is_lazy(t)]
@@ -210,7 +235,6 @@ def _private_copy(module: nn.Module) -> nn.Module:
         raise ValueError(f"the module cannot be copied, and its copy is what inference works on: {error}") from error
     if not any(p.is_floating_point() for p in private.parameters()):
         raise ValueError("the module has no floating-point parameters, so there is nothing to infer")
-    private.zero_grad(set_to_none=True)
     return private
 
 

@@ -170,6 +170,25 @@ def test_replaced_buffer_is_written_back_without_its_graph() -> None:
     assert torch.equal(net.module.mean, torch.zeros(2))
 
 
+def test_own_training_pass_writes_its_buffers_as_a_given_one_does() -> None:
+    x = rows(8, 2)
+    for module in (Moving(), nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))):
+        net = network(module)
+        trainee = net.with_fixed({})
+        kept, params = dict(trainee.module.named_buffers()), net.params() | net.buffers()
+        trainee.module.requires_grad_(True)
+        for _ in range(3):
+            outputs = trainee.training_pass(x)
+            assert torch.equal(outputs, net(params, x, train=True))
+            outputs.square().sum().backward()
+        for name, buffer in trainee.module.named_buffers():
+            assert buffer is kept[name]
+            assert torch.equal(buffer, params[name])
+        assert all(torch.equal(value, dict(module.named_buffers())[name]) for name, value in net.buffers().items())
+    counted = trainee.module[1].num_batches_tracked
+    assert int(counted) == 3
+
+
 def test_gradients_reach_the_given_parameters_only() -> None:
     net, x = network(Everything()), rows(5, 4)
     params = {name: p.requires_grad_() for name, p in net.params().items()}
@@ -456,11 +475,16 @@ def test_moving_to_the_same_device_is_free() -> None:
 
 
 def test_hyper_entries_ride_along_unseen() -> None:
-    net, x = network(nn.Linear(2, 2)), rows(3, 2)
+    class Looks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert not [name for name in vars(self) if name.startswith("hyper/")]
+            return super().forward(x)
+
+    net, x = network(Looks(2, 2)), rows(3, 2)
     params = net.params()
-    noisy = params | {"hyper/log_noise": torch.zeros(2)}
-    assert torch.equal(net(noisy, x, train=True), net(params, x))
-    assert not hasattr(net.module, "hyper/log_noise")
+    noise = torch.zeros(2)
+    assert torch.equal(net(params | {"hyper/log_noise": noise}, x, train=True), net(params, x))
+    assert torch.equal(noise, torch.zeros(2))
 
 
 def test_draws_can_be_mapped_over() -> None:

@@ -197,7 +197,7 @@ def test_a_level_that_is_no_share_is_refused(level):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-@pytest.mark.parametrize("level", [0.2, 0.9, 0.999])
+@pytest.mark.parametrize("level", [0.2, 0.9, 0.999, 0.9999999])
 def test_interval_of_one_poisson_is_exactly_that_of_scipy(level, dtype):
     rates = torch.tensor([1e-9, 0.01, 0.5, 1.0, 7.3, 100.0, 12_345.6, 1e6], dtype=dtype)[None, :, None]
     expected = scipy.stats.poisson.interval(level, rates[0].double())

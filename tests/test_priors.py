@@ -91,9 +91,7 @@ def test_samples_follow_the_distribution(prior, reference):
 @pytest.mark.parametrize("degrees", [0.05, 3.0])
 def test_heavy_tails_are_drawn_without_infinities(degrees):
     drawn = StudentTPrior(1.0, degrees=degrees).sample({"w": torch.zeros(2000)}, seeded())["w"]
-    assert not drawn.isnan().any()
-    if degrees == 3.0:
-        assert drawn.isfinite().all()
+    assert drawn.isfinite().all()
 
 
 EMPCOV = EmpCovPrior("conv.weight", torch.tensor([[2.0, 0.3], [0.3, 1.0]]), alpha=0.5, epsilon=0.1, precision=4.0)
@@ -226,16 +224,23 @@ def test_covariance_of_empcov_draws():
     assert drawn["other"].var().item() == pytest.approx(1 / 4, rel=0.05)
 
 
-@pytest.mark.parametrize("rows", [3, 5000], ids=["one piece", "many pieces"])
-def test_the_covariance_of_input_rows(rows):
-    x = normal(rows, 2, 300) @ normal(300, 300, seed=1) + 1e4  # far from the origin
-    prior = EmpCovPrior.from_inputs("w", torch.zeros(7, 600), x, alpha=2.0, epsilon=0.3, precision=5.0)
+def test_the_covariance_of_input_rows():
+    x = normal(30, 2, 20) @ normal(20, 20, seed=1)
+    prior = EmpCovPrior.from_inputs("w", torch.zeros(7, 40), x, alpha=2.0, epsilon=0.3, precision=5.0)
     assert (prior.layer, prior.alpha, prior.epsilon, prior.precision) == ("w", 2.0, 0.3, 5.0)
-    expected = np.cov(x.reshape(rows, 600).numpy().T, bias=True)
-    torch.testing.assert_close(prior.covariance, torch.from_numpy(expected), rtol=1e-8, atol=1e-6)
-    positions = EmpCovPrior.from_inputs("w", torch.zeros(7, 300), x)  # a layer that is applied to every position
-    expected = np.cov(x.reshape(-1, 300).numpy().T, bias=True)
-    torch.testing.assert_close(positions.covariance, torch.from_numpy(expected), rtol=1e-8, atol=1e-6)
+    expected = np.cov(x.reshape(30, 40).numpy().T, bias=True)
+    torch.testing.assert_close(prior.covariance, torch.from_numpy(expected))
+    positions = EmpCovPrior.from_inputs("w", torch.zeros(7, 20), x)  # a layer that is applied to every position
+    expected = np.cov(x.reshape(-1, 20).numpy().T, bias=True)
+    torch.testing.assert_close(positions.covariance, torch.from_numpy(expected))
+
+
+def test_a_covariance_is_measured_piece_by_piece_without_losing_digits():
+    n, size = 8000, 12  # more patches than are unfolded at once
+    x = normal(n, 1, size, size) + torch.linspace(0, 3, n, dtype=DOUBLE)[:, None, None, None] + 1e5  # pieces differ
+    prior = EmpCovPrior.from_inputs("w", torch.zeros(4, 1, 3, 3), x)
+    windows = np.lib.stride_tricks.sliding_window_view(x.numpy()[:, 0] - 1e5, (3, 3), axis=(1, 2)).reshape(-1, 9)
+    torch.testing.assert_close(prior.covariance, torch.from_numpy(np.cov(windows.T, bias=True)), rtol=1e-9, atol=1e-9)
 
 
 def test_the_covariance_of_patches_is_that_of_what_a_convolution_multiplies():

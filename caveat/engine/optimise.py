@@ -90,9 +90,9 @@ def optimise(
         bar.update(loop.epoch * loop.steps)
         while loop.epoch < training.epochs and not loop.stale():
             loop.run_epoch(bar)
-            loop.record(None if validate is None else validate())
             if after_epoch is not None:
                 after_epoch(loop.epoch)
+            loop.record(None if validate is None else validate())
             if run.checkpoint_due():
                 loop.keep()
     if training.patience and loop.best:

@@ -18,7 +18,7 @@ from caveat.task import Task
 
 __all__ = ["Forward", "Point", "point_of", "train_point"]
 
-Forward = Callable[[Params, Inputs, BatchPart, torch.Generator], Tensor]
+Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,19 @@ def train_point(
     """Train from `start`.
 
     Noise that is learned ends at its maximum-likelihood value on validation rows, or on training rows without them.
-    `forward(params, x, part, rng)` replaces the plain pass of the module in training mode. `after_epoch(epoch,
-    variables)` may read the variables and keep running quantities in `extra`.
+    `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is being trained.
+    `after_epoch(epoch, variables)` may read the variables and keep running quantities in `extra`.
     """
     if training.epochs == 0:
         return point_of(start, run.device)
-    variables = _variables(network, start, run, extra)
+    trainee = network.with_fixed(start["params"])
+    variables = _variables(trainee, start, run, extra)
     decay = _decay(task, network)
-    forward = forward or (lambda params, x, part, rng: network(params, x, train=True))
-    run_module = torch.compile(forward) if training.compile else forward
+    forward = forward or (lambda trainee, x, part, rng: trainee.training_pass(x))
+    training_pass = torch.compile(forward) if training.compile else forward
 
     def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        outputs = run_module(variables.weights | variables.buffers, x, part, rng)
+        outputs = training_pass(trainee, x, part, rng)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         joint = task.log_joint(
             outputs,
@@ -82,9 +83,12 @@ def train_point(
         return -joint / task.n, outputs
 
     def validation_loss() -> float:
-        return -float(
-            task.log_likelihood(network, variables.weights | variables.buffers, variables.hyper, task.validation)
-        )
+        return -float(task.log_likelihood(trainee, {}, variables.hyper, task.validation))
+
+    def after(epoch: int) -> None:
+        variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
+        if after_epoch is not None:
+            after_epoch(epoch, variables)
 
     history = optimise(
         task,
@@ -95,11 +99,11 @@ def train_point(
         run,
         decay=decay,
         validate=None if task.validation is None else validation_loss,
-        after_epoch=None if after_epoch is None else lambda epoch: after_epoch(epoch, variables),
+        after_epoch=after,
     )
     owned = {*_written_buffers(task, network), *start["params"]}
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
-    params = {name: t.detach() for name, t in (variables.weights | moved).items()}
+    params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
     return Point(params, task.fitted_hyper(network, params, task.validation), history)
 
 
@@ -123,12 +127,11 @@ def _written_buffers(task: Task, network: Network) -> list[str]:
     return [name for name in before if not torch.equal(before[name], after[name])]
 
 
-def _variables(network: Network, start: State, run: Run, extra: Params | None) -> Variables:
-    """Fresh leaves at the starting values: gradients for the weights, and for the noise where it is to be learned."""
-    point = point_of(start, run.device)
-    hyper = {name: t.clone() for name, t in point.hyper.items()}
-    if "log_noise" in hyper and getattr(network.likelihood, "noise", None) is None:
+def _variables(trainee: Network, start: State, run: Run, extra: Params | None) -> Variables:
+    """The trainee's own tensors, with gradients for the weights, and for the noise where it is to be learned."""
+    hyper = {name: t.to(run.device, copy=True) for name, t in start["hyper"].items()}
+    if "log_noise" in hyper and getattr(trainee.likelihood, "noise", None) is None:
         hyper["log_noise"].requires_grad_()
-    weights = {name: point.params[name].clone().requires_grad_() for name in network.names}
-    buffers = {name: t.clone() for name, t in (network.buffers() | point.params).items() if name not in weights}
-    return Variables(weights, hyper, buffers, extra or {})
+    own = dict(trainee.module.named_parameters())
+    weights = {name: own[name].requires_grad_() for name in trainee.names}
+    return Variables(weights, hyper, dict(trainee.module.named_buffers()), extra or {})

@@ -62,9 +62,9 @@ class MCDropout:
                 "give MCDropout(rate=0.1, training=Training(epochs=20))"
             )
 
-        def forward(params: Params, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
+        def forward(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
             with _Masks(self.rate, rng, (part.start, count_rows(x), part.batch_rows)):
-                return network(params, x, train=True)
+                return trainee.training_pass(x)
 
         point = train_point(task, network, start, self.training, run, forward=forward)
         if self.rate is not None and self.training.epochs == 0:
