@@ -5,10 +5,11 @@ from typing import Any
 from caveat.engine.run import Info
 from caveat.engine.training import Training
 from caveat.evaluate import evaluate
+from caveat.fitting import fit
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.methods import Method, discover
 from caveat.network import Network, Params
-from caveat.posterior import Posterior, fit, load
+from caveat.posterior import Posterior, load
 from caveat.predictive import Predictive
 from caveat.priors import (
     EmpCovPrior,

@@ -74,8 +74,8 @@ class Fit:
     def run(self, common: Common, method: Any) -> None:
         """Fit, save, and say what it cost."""
         from caveat.data import load
+        from caveat.fitting import fit
         from caveat.methods import discover, method_name
-        from caveat.posterior import fit
         from caveat.recipe import Recipe, read_posterior
 
         data = load(self.data, self.data_dir, seed=common.seed)

@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from caveat import data, models, report
 from caveat.engine.training import Training
 from caveat.evaluate import evaluate
+from caveat.fitting import fit
 from caveat.likelihoods import Categorical
 from caveat.methods import discover
-from caveat.posterior import Posterior, fit
+from caveat.posterior import Posterior
 from caveat.priors import GaussianPrior
+from caveat.randomness import seeded
 from caveat.storage import new_folder
 from caveat.task import Task
 
@@ -29,8 +31,7 @@ OUTSIDE = ("photographs", "permuted")
 
 def digits_task(digits: data.DataSet, seed: int) -> Task:
     """The demo's network on the demo's data, a tenth of it held out for tuning."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         module = models.mlp(64, 10, hidden=(32,), activation=nn.SiLU)
     return Task(module, DataLoader(digits.train, 64), Categorical(), GaussianPrior(1.0), validation=0.1)
 

@@ -21,8 +21,9 @@ from torch.func import functional_call
 from caveat.batches import Inputs, tensors
 from caveat.likelihoods import Likelihood
 from caveat.priors import GaussianPrior, Params, Prior
+from caveat.randomness import seeded
 
-__all__ = ["Layer", "Network", "ParameterFilter", "Params"]
+__all__ = ["Layer", "Network", "ParameterFilter", "Params", "unwrapped"]
 
 ParameterFilter = str | Iterable[str] | Callable[[str, Tensor], bool]
 
@@ -111,12 +112,7 @@ class Network:
     def fresh(self, rng: torch.Generator) -> Params:
         """New initial values of the selected parameters and of their layers' buffers, drawn as the layers draw them."""
         module = _copied(self.module)
-        devices = sorted({p.device for p in module.parameters() if p.device.type == "cuda"}, key=str)
-        seed = int(torch.randint(2**62, (), generator=rng))
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach devices that are not forked
-            for device in devices:
-                torch.cuda.default_generators[device.index].manual_seed(seed)
+        with seeded(int(torch.randint(2**62, (), generator=rng)), self.device), torch.no_grad():
             (self.initialise or _reset)(module)
         before, now = dict(self.module.named_parameters()), dict(module.named_parameters())
         kept = [n for n in self.names if now[n].numel() > 1 and torch.equal(now[n], before[n]) and now[n].std() > 0]
@@ -222,10 +218,16 @@ def _layer(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _private_copy(module: nn.Module) -> nn.Module:
-    """A copy without wrappers, once it is known that there is something to infer."""
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside compiled and data-parallel wrappers."""
     while (kind := type(module).__name__) in ("OptimizedModule", "DataParallel", "DistributedDataParallel"):
         module = module._orig_mod if kind == "OptimizedModule" else module.module  # type: ignore[assignment]
+    return module
+
+
+def _private_copy(module: nn.Module) -> nn.Module:
+    """A copy without wrappers, once it is known that there is something to infer."""
+    module = unwrapped(module)
     lazy = [name for name, t in [*module.named_parameters(), *module.named_buffers()] if nn.parameter.is_lazy(t)]
     if lazy:
         raise ValueError(f"{lazy[0]} has no values yet (a lazy layer): run one batch through the module first")

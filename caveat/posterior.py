@@ -1,25 +1,20 @@
-"""From a task and a method to a posterior: fit, predict, save, load."""
+"""A posterior: what a fit found, and what it is for. Predict from it, sample it, save it, load it."""
 
 import copy
 import dataclasses
-import platform
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
-import numpy
 import torch
 from torch import nn
 
 from caveat import likelihoods, priors
 from caveat.batches import Inputs, count_rows, first_not_finite
-from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
-from caveat.engine.distributed import current_ranks
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info
 from caveat.methods import Method, discover
-from caveat.network import Network, Params
+from caveat.network import Network, Params, unwrapped
 from caveat.predictive import Predictive
 from caveat.storage import (
     FORMAT,
@@ -30,13 +25,11 @@ from caveat.storage import (
     new_folder,
     read_json,
     read_state,
-    stored_bytes,
     write_json,
     write_state,
 )
-from caveat.task import Task
 
-__all__ = ["Posterior", "fit", "load"]
+__all__ = ["Posterior", "load"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Posterior:
     info: Info
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Iterator[Params]:
-        """N draws of the weights."""
+        """Draws of the weights, n of them."""
         if n < 1:
             raise ValueError(f"sample(n={n}): must be at least 1")
         return self.method.draws(self.state, self.network, n, torch.Generator().manual_seed(seed))
@@ -73,7 +66,14 @@ class Posterior:
         return self.network.likelihood.predictive(outputs, hyper)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the posterior to a folder, whole or not at all; no data are needed to predict from it."""
+        """Write the posterior to a folder, whole or not at all; no data are needed to predict from it.
+
+        An existing folder is refused, or with `overwrite` replaced where it is a posterior.
+        """
+        if overwrite and Path(folder).exists() and not (Path(folder) / "posterior.json").exists():
+            raise FileExistsError(
+                f"{folder} exists and is not a posterior, so it is not replaced: choose another folder"
+            )
         with new_folder(folder, overwrite) as place:
             tensors: Params = {}
             described = {
@@ -103,71 +103,6 @@ class Posterior:
         return dataclasses.replace(self, state=state, network=self.network.to(device))
 
 
-def fit(
-    task: Task,
-    method: Method,
-    *,
-    start: "Method | Posterior | None" = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    folder: str | Path | None = None,
-    progress: bool = True,
-) -> Posterior:
-    """Fit a method to a task.
-
-    Args:
-        task: the network and its data.
-        method: which posterior, with its knobs.
-        start: None takes the module's own weights, as they were trained; a method (such as `MAP()`) is fitted first; a
-        posterior
-            that has a point (a MAP) gives that point.
-        seed: of everything random in the fit.
-        device: where to compute; the module's own device unless given.
-        folder: where to keep the place (in `<folder>.partial`, so that the same call goes on after a kill) and, at the
-        end, the
-            posterior. An existing folder is never overwritten.
-        progress: show progress of anything over a second on standard error.
-    """
-    place = task.network.device if device is None else torch.device(device)
-    target = None if folder is None else Path(folder)
-    if target is not None and target.exists():
-        raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
-    _check_likelihood(method, task)
-    refuse_if_too_large(
-        f"{type(method).__name__} on {task.network.n_parameters:,} weights",
-        method.memory(task.network),
-        place,
-        "use a smaller configuration, or parameters= to select fewer weights",
-    )
-    reset_peak(place)
-    clock = time.monotonic()
-    ranks = current_ranks(place)
-    begin = _start(task, method, start, seed, place, target, progress)
-    identity = {"method": encode(method, {}, "method"), "seed": seed} | task.fingerprint() | {"start": _sketch(begin)}
-    partial = None if target is None else target.with_name(target.name + ".partial")
-    run = Run(seed, place, ranks, partial, identity, progress, type(method).__name__, warnings=list(task.warnings))
-    state, info = method.fit(task, begin, run)
-    info = dataclasses.replace(
-        info,
-        warnings=list(run.warnings),
-        seconds=time.monotonic() - clock,
-        peak_bytes=peak_bytes(place),
-        gradient_evaluations=round(run.gradient_evaluations),
-        flops=run.flops,
-        stored_bytes=stored_bytes(state),
-        seed=seed,
-        versions=_versions(),
-    )
-    posterior = Posterior(
-        method, {g: {n: t.detach() for n, t in ts.items()} for g, ts in state.items()}, task.network.to(place), info
-    )
-    if target is not None and ranks.first:
-        posterior.save(target)
-        run.discard()
-    ranks.wait()
-    return posterior
-
-
 def load(
     folder: str | Path, model: nn.Module, *, device: torch.device | str | None = None, classes: Iterable[type] = ()
 ) -> Posterior:
@@ -187,7 +122,9 @@ def load(
     known = [*_known_classes(), *classes]
     described = {key: decode(content[key], groups["described"], known) for key in ("method", "likelihood", "prior")}
     names = set(content["names"])
-    module = copy.deepcopy(model).requires_grad_(True)
+    module = copy.deepcopy(unwrapped(model))
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
     missing = names - {name for name, _ in module.named_parameters()}
     if missing:
         raise CorruptFile(f"{folder} is a posterior of another model: this one has no parameter {sorted(missing)[0]!r}")
@@ -200,61 +137,6 @@ def load(
     state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
     posterior = Posterior(described["method"], state, network, Info(**content["info"]))
     return posterior.to(network.device if device is None else device)
-
-
-def _check_likelihood(method: Method, task: Task) -> None:
-    name = type(task.network.likelihood).__name__
-    builtin = name in likelihoods.__all__
-    if builtin and name not in method.likelihoods:
-        raise ValueError(
-            f"{type(method).__name__} does not support {name}: it supports {', '.join(method.likelihoods)}"
-        )
-
-
-def _start(
-    task: Task, method: Method, start: Any, seed: int, device: torch.device, folder: Path | None, progress: bool
-) -> State:
-    """The point to start from: groups "params" and "hyper"."""
-    if start is not None and not isinstance(start, Posterior):
-        place = None if folder is None else folder.with_name(f"{folder.name}.start")
-        if place is not None and place.exists():
-            start = load(place, task.network.module, device=device)
-        else:
-            start = fit(task, start, seed=seed, device=device, folder=place, progress=progress)
-    if isinstance(start, Posterior):
-        if "params" not in start.state or start.network.fingerprint() != task.network.fingerprint():
-            raise ValueError(
-                f"a fit can start from a point of the same network, such as a MAP; "
-                f"this {type(start.method).__name__} is not one"
-            )
-        return {"params": start.state["params"], "hyper": start.state["hyper"]}
-    network = task.network.to(device)
-    params = network.params()
-    if method.starts_from == "scratch":
-        return {"params": params, "hyper": task.hyper}
-    hyper = task.fitted_hyper(network, params)
-    reached = float(task.log_likelihood(network, params, hyper))
-    if reached <= task.baseline:
-        raise ValueError(
-            f"{type(method).__name__} starts from a trained network, but this one is no better than the "
-            f"label marginals "
-            f"(log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, "
-            "or pass start=caveat.MAP()"
-        )
-    return {"params": params, "hyper": hyper}
-
-
-def _sketch(state: State) -> str:
-    """A short digest of the starting point's values, so that a fit is not resumed from another one."""
-    total = sum(float(t.double().sum()) for group in state.values() for t in group.values())
-    return f"{total:.12g}"
-
-
-def _versions() -> dict[str, str]:
-    from caveat import __version__  # the package imports this module first
-
-    python = platform.python_version()
-    return {"caveat": __version__, "torch": torch.__version__, "numpy": numpy.__version__, "python": python}
 
 
 def _known_classes() -> list[type]:

@@ -16,8 +16,10 @@ from caveat.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from caveat.posterior import Posterior
 from caveat.posterior import load as load_posterior
 from caveat.priors import GaussianPrior
+from caveat.randomness import seeded
+from caveat.rows import Rows
 from caveat.storage import FORMAT, read_json, write_json
-from caveat.task import Rows, Task
+from caveat.task import Task
 
 __all__ = ["Recipe", "inputs_of", "read_posterior"]
 
@@ -50,8 +52,7 @@ class Recipe:
 
     def module(self, seed: int) -> nn.Module:
         """A fresh module, its initial weights drawn by a seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             if ".py:" in self.model:
                 return _from_file(self.model)
             return models.for_data(self.model, self.input_shape, self.n_outputs)

@@ -27,6 +27,8 @@ __all__ = [
     "CorruptFile",
     "State",
     "decode",
+    "describe",
+    "digest_of",
     "encode",
     "new_folder",
     "read_json",
@@ -210,6 +212,26 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     raise TypeError(
         f"{where} holds a {type(value).__name__}, which cannot be saved: use numbers, strings, tensors or tuples"
     )
+
+
+def describe(value: Any) -> str:
+    """A digest of a dataclass with its settings, tensors included; the name of one that cannot be saved."""
+    found: dict[str, Tensor] = {}
+    try:
+        listing = json.dumps(encode(value, found, ""))
+    except TypeError:
+        return type(value).__name__
+    return hashlib.sha256(f"{listing} {digest_of({'': found})}".encode()).hexdigest()
+
+
+def digest_of(state: State) -> str:
+    """A digest of a state's names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for group, tensors in state.items():
+        for name, tensor in tensors.items():
+            digest.update(f"{group}/{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -> Any:

@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from caveat import Bernoulli, Categorical, EmpCovPrior, Gaussian, GaussianPrior, LaplacePrior, Task
 from caveat.batches import tensors
-from caveat.task import Rows
+from caveat.rows import Rows
 
 N = 13
 

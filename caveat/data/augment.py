@@ -1,4 +1,4 @@
-"""Augmentation of training images, a whole batch at a time, from an explicit generator: `Task(augment=crop_and_flip)`."""
+"""Augmentation of training images, a batch at a time, from an explicit generator: `Task(augment=crop_and_flip)`."""
 
 import torch
 from torch import Tensor

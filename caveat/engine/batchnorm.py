@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from caveat.network import Network, Params
-from caveat.task import Rows
+from caveat.rows import Rows
 
 __all__ = ["has_batchnorm", "refreshed_statistics"]
 

@@ -22,8 +22,10 @@ from caveat.engine.run import Run
 from caveat.engine.training import Training
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.randomness import seeded
+from caveat.rows import Batch
 from caveat.storage import State
-from caveat.task import Batch, Task
+from caveat.task import Task
 
 __all__ = ["BatchPart", "Loss", "Variables", "optimise"]
 
@@ -115,7 +117,7 @@ class _Loop:
     ) -> None:
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run, self.optimizer = training, run, optimizer
-        self.steps = math.ceil(task.n / (training.batch_size or task.train.batch_size))
+        self.steps = _steps(task.n, training.batch_size or task.train.batch_size)
         self.rows = task.train.on(run.device)
         if training.channels_last:
             for tensor in variables.weights.values():
@@ -130,13 +132,11 @@ class _Loop:
         """One pass over the training rows."""
         run, started = self.run, time.monotonic()
         seed = int(torch.randint(2**62, (), generator=run.rng))
-        # Near equal batches: no leftover of one row, which BatchNorm could not take.
         order = torch.randperm(self.task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(self.steps)
         shares = [positions.tensor_split(run.ranks.size) for positions in order]
         batches = self.rows.batches([part for s in shares if len(part := s[run.ranks.rank])], run.device)
         total = torch.zeros((), dtype=torch.float64, device=run.device)
-        with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
-            torch.manual_seed(seed + run.ranks.rank)  # for randomness inside the module, such as dropout
+        with seeded(seed + run.ranks.rank, run.device):  # for randomness inside the module, such as dropout
             shared = torch.Generator(run.device).manual_seed(seed)
             for step, parts in enumerate(shares):
                 self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
@@ -256,6 +256,12 @@ class _Loop:
             content["state"].setdefault(int(index), {})[name] = value.clone()
         self.optimizer.load_state_dict(content)
         self.run.rng.set_state(carry["rng"]["state"])
+
+
+def _steps(n: int, batch_size: int) -> int:
+    """Near equal batches of about this size, none of a single row, which BatchNorm could not take."""
+    steps = math.ceil(n / batch_size)
+    return steps - 1 if n // steps == 1 and batch_size > 1 and n > 1 else steps
 
 
 def _copy(source: State, target: State) -> None:

@@ -13,6 +13,7 @@ from caveat.engine.training import Training
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.priors import GaussianPrior
+from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
@@ -121,7 +122,7 @@ def _decay(task: Task, network: Network) -> dict[str, float] | None:
 def _written_buffers(task: Task, network: Network) -> list[str]:
     """Names of the buffers that a training pass writes: found by making one on copies."""
     before, after = network.buffers(), network.buffers()
-    with torch.random.fork_rng(devices=[network.device] if network.device.type == "cuda" else []), torch.no_grad():
+    with seeded(0, network.device), torch.no_grad():
         x, _ = next(task.train.batches([torch.arange(min(task.n, 8))], network.device))
         network(network.params() | after, x, train=True)
     return [name for name in before if not torch.equal(before[name], after[name])]

@@ -57,7 +57,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.rng = torch.Generator().manual_seed(self.seed)
-        self._saved_at = time.monotonic()
+        self._saved_at = self._started_at = time.monotonic()
+        self._seconds_before = 0.0  # of an earlier, interrupted run that this one goes on from
         if self.folder is None:
             return
         if (self.folder / "run.json").exists():
@@ -90,6 +91,10 @@ class Run:
             f"{self.label} {name}".strip(),
             self.seconds_between_checkpoints,
         )
+
+    def seconds(self) -> float:
+        """Time spent so far, earlier runs that this one goes on from included."""
+        return self._seconds_before + time.monotonic() - self._started_at
 
     def absorb(self, part: "Run") -> None:
         """Count a part's costs and warnings as this run's."""
@@ -125,7 +130,7 @@ class Run:
         # Two files take turns: until the json is replaced, the one it speaks of stays as it is.
         file = f"{name}-1.safetensors" if earlier == f"{name}-0.safetensors" else f"{name}-0.safetensors"
         digest = write_state(self.folder / file, draw)
-        costs = {"gradient_evaluations": self.gradient_evaluations, "flops": self.flops}
+        costs = {"gradient_evaluations": self.gradient_evaluations, "flops": self.flops, "seconds": self.seconds()}
         content = {"format": FORMAT, "file": file, "digest": digest, "note": note or {}, "costs": costs}
         write_json(described, content)
         if earlier is not None:
@@ -138,6 +143,7 @@ class Run:
         kept = read_json(self.folder / f"{name}.json")
         self.gradient_evaluations = max(self.gradient_evaluations, kept["costs"]["gradient_evaluations"])
         self.flops = max(self.flops, kept["costs"]["flops"])
+        self._seconds_before = max(self._seconds_before, kept["costs"]["seconds"])
         return read_state(self.folder / kept["file"], kept["digest"]), kept["note"]
 
     def discard(self) -> None:

@@ -16,8 +16,8 @@ from caveat.batches import Inputs, concatenate, tensors
 from caveat.evaluate.scores import Columns, Scored, Scores, score, score_outside
 from caveat.methods import method_name
 from caveat.posterior import Posterior
+from caveat.rows import Data, Rows
 from caveat.storage import FORMAT, encode, write_arrays, write_json
-from caveat.task import Data, Rows
 
 __all__ = ["evaluate", "predict_rows"]
 
@@ -155,12 +155,16 @@ def _blocks(rows: Rows) -> Iterator[tuple[Inputs, Tensor]]:
     """The rows in blocks large enough that making a draw is cheap beside using it."""
     held: list[tuple[Inputs, Tensor]] = []
     for batch in rows.ordered():
-        held.append(batch)
-        if sum(len(y) for _, y in held) >= _BLOCK_ROWS:
+        fits = not held or _row_shapes(batch) == _row_shapes(held[0])  # batches padded to a length of their own do not
+        if not fits or sum(len(y) for _, y in held) >= _BLOCK_ROWS:
             yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
             held = []
-    if held:
-        yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
+        held.append(batch)
+    yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
+
+
+def _row_shapes(batch: tuple[Inputs, Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape[1:]) for tensor in tensors(batch)]
 
 
 def _flagged(columns: Columns) -> Tensor:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from caveat.engine.draws import forward_in_pieces, push_draws
+from caveat.engine.draws import push_draws
 from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run
 from caveat.engine.temperature import fit_temperature
@@ -51,9 +51,13 @@ class MAP:
         point = train_point(task, network, start, self.training, run)
         hyper = point.hyper
         if self.temperature and task.validation is not None:
-            x, y = task.validation.everything()
-            outputs = forward_in_pieces(network, point.params, x).unsqueeze(0)
-            hyper = fit_temperature(network.likelihood, outputs, y.to(run.device), hyper)
+            outputs, targets = task.outputs(network, point.params, task.validation)
+            hyper = fit_temperature(network.likelihood, outputs.unsqueeze(0), targets, hyper)
+            if not 0.01 < float(hyper["temperature"]) < 100:
+                run.warnings.append(
+                    f"the temperature went to {float(hyper['temperature']):.2g}, the end of its range: the validation "
+                    "rows are too few or too easy to set it"
+                )
         diagnostics = {"history": point.history} | {k: v.tolist() for k, v in hyper.items()}
         return {"params": point.params, "hyper": hyper}, run.info(network, "point estimate", diagnostics)
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from caveat import Categorical, Network
 from caveat.engine.batchnorm import has_batchnorm, refreshed_statistics
-from caveat.task import Rows
+from caveat.rows import Rows
 
 N = 11
 

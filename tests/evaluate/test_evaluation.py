@@ -86,7 +86,11 @@ def test_regression_and_counts_and_labels(tmp_path: Path) -> None:
         task = caveat.Task(module, (x, y), getattr(caveat, name)())
         posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=2)), progress=False)
         scores = caveat.evaluate(
-            posterior, {"clean": (x, y)}, ood={"far": TensorDataset(x + 9)}, folder=tmp_path / name / "run", progress=False
+            posterior,
+            {"clean": (x, y)},
+            ood={"far": TensorDataset(x + 9)},
+            folder=tmp_path / name / "run",
+            progress=False,
         )
         assert all(np.isfinite(score.mean) for score in scores["clean"].metrics.values()), name
         assert scores["clean"].rows == (160 if name == "Bernoulli" else 40)

@@ -1,0 +1,142 @@
+"""From a task and a method to a posterior: the start, the checks before the work, the cost after it."""
+
+import dataclasses
+import platform
+from pathlib import Path
+
+import numpy
+import torch
+
+from caveat import likelihoods
+from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
+from caveat.engine.distributed import current_ranks
+from caveat.engine.run import Run
+from caveat.methods import Method
+from caveat.posterior import Posterior, load
+from caveat.storage import State, describe, digest_of, stored_bytes
+from caveat.task import Task
+
+__all__ = ["fit"]
+
+
+def fit(
+    task: Task,
+    method: Method,
+    *,
+    start: Method | Posterior | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    folder: str | Path | None = None,
+    progress: bool = True,
+) -> Posterior:
+    """Fit a method to a task.
+
+    Args:
+        task: the network and its data.
+        method: which posterior, with its knobs.
+        start: None takes the module's own weights, as they were trained; a method (such as `MAP()`) is fitted first; a
+            posterior that has a point (a MAP) gives that point.
+        seed: of everything random in the fit.
+        device: where to compute; the module's own device unless given.
+        folder: where to keep the place (in `<folder>.partial`, so that the same call goes on after a kill) and, at the
+            end, the posterior. An existing folder is never overwritten.
+        progress: show progress of anything over a second on standard error.
+    """
+    place = task.network.device if device is None else torch.device(device)
+    target = None if folder is None else Path(folder)
+    if target is not None and target.exists():
+        raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
+    _check_likelihood(method, task)
+    needed = method.memory(task.network)
+    what = f"{type(method).__name__} on {task.network.n_parameters:,} weights"
+    refuse_if_too_large(what, needed, place, "make it smaller, or select fewer weights with parameters=")
+    reset_peak(place)
+    ranks = current_ranks(place)
+    run = Run(
+        seed,
+        place,
+        ranks,
+        None if target is None else target.with_name(f"{target.name}.partial"),
+        {"method": describe(method), "seed": seed, "start": _start_identity(task, start)} | task.fingerprint(),
+        progress,
+        type(method).__name__,
+        warnings=list(task.warnings),
+    )
+    state, info = method.fit(task, _start(task, method, start, run), run)
+    info = dataclasses.replace(
+        info,
+        warnings=list(run.warnings),
+        seconds=run.seconds(),
+        peak_bytes=peak_bytes(place),
+        gradient_evaluations=round(run.gradient_evaluations),
+        flops=run.flops,
+        stored_bytes=stored_bytes(state),
+        seed=seed,
+        versions=_versions(),
+    )
+    detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
+    posterior = Posterior(method, detached, task.network.to(place), info)
+    if target is not None and ranks.first:
+        posterior.save(target)
+        run.discard()
+    ranks.wait()
+    return posterior
+
+
+def _check_likelihood(method: Method, task: Task) -> None:
+    name = type(task.network.likelihood).__name__
+    if name in likelihoods.__all__ and name not in method.likelihoods:
+        supported = ", ".join(method.likelihoods)
+        raise ValueError(f"{type(method).__name__} does not support {name}: it supports {supported}")
+
+
+def _start_identity(task: Task, start: Method | Posterior | None) -> str:
+    """What a fit starts from, so that it is not resumed from something else."""
+    if start is None:
+        return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
+    return digest_of(start.state) if isinstance(start, Posterior) else describe(start)
+
+
+def _start(task: Task, method: Method, start: Method | Posterior | None, run: Run) -> State:
+    """The point to start from: groups "params" and "hyper"."""
+    if start is not None and not isinstance(start, Posterior):
+        start = _fitted_start(task, start, run)
+    if isinstance(start, Posterior):
+        return _point(task, start)
+    network = task.network.to(run.device)
+    params = network.params()
+    if method.starts_from == "scratch":
+        return {"params": params, "hyper": task.hyper}
+    hyper = task.fitted_hyper(network, params)
+    reached = float(task.log_likelihood(network, params, hyper))
+    if reached <= task.baseline:
+        raise ValueError(
+            f"{type(method).__name__} starts from a trained network, but this one is no better than the label "
+            f"marginals (log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, or pass "
+            "start=caveat.MAP()"
+        )
+    return {"params": params, "hyper": hyper}
+
+
+def _fitted_start(task: Task, start: Method, run: Run) -> Posterior:
+    """The method to start from, fitted; kept in the run's folder, whose identity includes it."""
+    place = None if run.folder is None else run.folder / "start"
+    if place is not None and place.exists():
+        return load(place, task.network.module, device=run.device, classes=[type(start)])
+    return fit(task, start, seed=run.seed, device=run.device, folder=place, progress=run.progress)
+
+
+def _point(task: Task, start: Posterior) -> State:
+    wanted = {name: weight.shape for name, weight in task.network.params().items()}
+    given = {name: weight.shape for name, weight in start.state.get("params", {}).items() if name in wanted}
+    if wanted != given:
+        name = type(start.method).__name__
+        raise ValueError(f"a fit starts from one point of the same network, such as a MAP; this {name} is not one")
+    return {"params": start.state["params"], "hyper": start.state["hyper"]}
+
+
+def _versions() -> dict[str, str]:
+    from caveat import __version__  # the package imports this module first
+
+    python = platform.python_version()
+    return {"caveat": __version__, "torch": torch.__version__, "numpy": numpy.__version__, "python": python}

@@ -1,0 +1,216 @@
+"""Rows: a data set read by index, in any order, as (inputs, targets) batches.
+
+The user's loader says which data, how rows are collated and how many go together; which rows come when is decided here.
+Reading rows does not move the global random state, unless the data set itself draws from it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import sampler as samplers
+from torch.utils.data.distributed import DistributedSampler
+
+from caveat.batches import Inputs, concatenate, count_rows, first_not_finite, move, tensors
+from caveat.randomness import seeded
+
+__all__ = ["Batch", "Data", "Rows"]
+
+Batch = tuple[Inputs, Tensor]
+Data = DataLoader | Dataset | tuple[Tensor, Tensor]
+
+_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+class Rows:
+    """A data set read by index, as (inputs, targets) batches.
+
+    Args:
+        data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must be a plain
+            one), a map-style data set of (input, target) pairs, or a pair of tensors.
+        needs_targets: whether rows without targets are an error.
+    """
+
+    def __init__(self, data: Data, needs_targets: bool = True) -> None:
+        self.batch_size, self.needs_targets = 128, needs_targets
+        self.known_finite = False  # whether all inputs were looked at once
+        self._reading: dict[str, Any] = {"collate_fn": default_collate}  # how a loader is to read rows
+        indices: Tensor | None = None
+        if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
+            data = _tensor_dataset(data)
+        if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+            indices, self.batch_size = _plain_reading(data)
+            kept = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
+            self._reading = {name: getattr(data, name) for name in kept}
+        dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        not_rows = isinstance(dataset, IterableDataset | Tensor | tuple | Mapping | str)
+        if not_rows or not hasattr(dataset, "__getitem__"):
+            raise ValueError(
+                f"the data is a {type(dataset).__name__}, which cannot be read by index: pass a DataLoader over a "
+                "map-style data set, such a data set, or a pair of tensors (list(iterable) makes a map-style data set)"
+            )
+        if not isinstance(dataset, Sized):
+            raise ValueError(f"{type(dataset).__name__} has no length: give it __len__, which sums over the data need")
+        self.dataset: Any = dataset
+        self.indices = torch.arange(len(dataset)) if indices is None else indices
+        if not len(self.indices):
+            raise ValueError("the data is empty: there is not one row to read")
+        while type(self.dataset) is Subset:  # so that a part of a tensor data set is still read at once
+            self.indices = torch.as_tensor(self.dataset.indices, dtype=torch.long)[self.indices]
+            self.dataset = self.dataset.dataset
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are tensors that can be indexed many at a time."""
+        return type(self.dataset) is TensorDataset and self._reading["collate_fn"] is default_collate
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def part(self, positions: Tensor) -> "Rows":
+        """The rows at these positions, as rows of their own."""
+        chosen = object.__new__(Rows)
+        chosen.__dict__ |= self.__dict__ | {"indices": self.indices[positions]}
+        return chosen
+
+    def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """One batch for each tensor of positions in `order`."""
+        chosen = [self.indices[positions.to(self.indices.device)] for positions in order]
+        device = torch.device(device)
+        if self.in_memory:
+            for rows in chosen:
+                yield self._checked(tuple(t[rows] for t in self.dataset.tensors), rows, device)
+            return
+        # Making an iterator draws a seed for the workers: not from the global random state, which stays as it is, but
+        # depending on its seed, so that augmentation in workers changes when training seeds an epoch.
+        rng = torch.Generator().manual_seed(torch.initial_seed())
+        listed = [rows.tolist() for rows in chosen]
+        loader: DataLoader = DataLoader(self.dataset, batch_sampler=listed, generator=rng, **self._reading)
+        for rows, batch in zip(chosen, loader, strict=True):
+            yield self._checked(batch, rows, device)
+
+    def ordered(self, size: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """All rows once, in order."""
+        yield from self.batches(torch.split(torch.arange(len(self)), size or self.batch_size), device)
+
+    def _checked(self, batch: Any, rows: Tensor, device: torch.device) -> Batch:
+        x, y = _split_batch(batch, self.needs_targets)
+        if y.ndim == 0 or len(y) != len(rows):
+            raise ValueError(
+                f"a batch of {len(rows)} rows came with targets of shape {tuple(y.shape)}: give one to each row"
+            )
+        bad = None if self.known_finite else first_not_finite(x)
+        if bad is not None:
+            raise ValueError(
+                f"the inputs hold NaN or infinity, first in row {int(rows[bad])}: clean or impute them first"
+            )
+        return move(x, device), y.to(device, non_blocking=True)
+
+    def _sample(self) -> Iterator[Batch]:
+        """All rows in order; of data that must be read row by row, at most 10,000 spread over them."""
+        spread = torch.arange(len(self)) if self.in_memory else _spread(len(self), 10_000)
+        yield from self.batches(torch.split(spread, 1024 if self.in_memory else self.batch_size))
+
+    def everything(self) -> Batch:
+        """All rows as one batch, in order; of data that must be read row by row, at most 10,000 spread over them."""
+        pieces = list(self._sample())
+        return concatenate([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
+
+    def targets(self) -> Tensor:
+        """The targets of `everything`, whose inputs are looked at but not kept."""
+        return torch.cat([y for _, y in self._sample()])
+
+    def on(self, device: torch.device) -> "Rows":
+        """These rows on a device, where they are tensors and take at most a quarter of its free memory."""
+        if not self.in_memory or device.type != "cuda":
+            return self
+        needed = sum(t.numel() * t.element_size() for t in self.dataset.tensors)
+        if needed > torch.cuda.mem_get_info(device)[0] // 4:
+            return self
+        moved = self.part(torch.arange(len(self)))
+        moved.dataset = TensorDataset(*(t.to(device) for t in self.dataset.tensors))
+        moved.indices = moved.indices.to(device)
+        return moved
+
+    def fingerprint(self) -> str:
+        """A digest of the number of rows and of sixteen of them, spread over the data."""
+        digest = hashlib.sha256(str(len(self)).encode())
+        with seeded(0):  # for data that are augmented as they are read
+            for x, y in self.batches([_spread(len(self), 16)]):
+                for tensor in tensors((x, y)):
+                    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _spread(n: int, count: int) -> Tensor:
+    """At most `count` positions spread evenly over n."""
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
+
+
+def _tensor_dataset(parts: tuple[Tensor, ...]) -> TensorDataset:
+    lengths = [len(part) if part.ndim else 0 for part in parts]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"the data is a tuple of tensors with {lengths} rows: each must have as many as the others")
+    return TensorDataset(*parts)
+
+
+def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
+    """The rows that a loader's sampler stands for (None for all), and its batch size.
+
+    Samplers that weight or repeat rows stand for no set of rows.
+    """
+    batches = loader.batch_sampler
+    if batches is None:
+        raise ValueError(
+            "the loader has batch_size=None, so its data set gives whole batches: pass a data set of single rows, "
+            "which a posterior counts, with a batch size"
+        )
+    sampler: Any = batches.sampler if type(batches) is samplers.BatchSampler else batches
+    size: int = getattr(batches, "batch_size", 128)
+    if isinstance(sampler, DistributedSampler):
+        return None, size
+    if isinstance(sampler, samplers.SubsetRandomSampler):
+        return torch.as_tensor(sampler.indices, dtype=torch.long).sort().values, size
+    shuffled = isinstance(sampler, samplers.RandomSampler) and not sampler.replacement
+    rows: Any = loader.dataset
+    if (shuffled or isinstance(sampler, samplers.SequentialSampler)) and len(sampler) == len(rows):
+        return None, size
+    raise ValueError(
+        f"the loader's {type(sampler).__name__} weights, repeats or leaves out rows, and a posterior needs each row "
+        "once: pass the data set itself, or a torch.utils.data.Subset of it"
+    )
+
+
+def _split_batch(batch: Any, needs_targets: bool) -> Batch:
+    """A batch as (inputs, targets)."""
+    if isinstance(batch, Mapping):
+        key = next((key for key in _TARGET_KEYS if key in batch), None)
+        if key is not None:
+            return {name: value for name, value in batch.items() if name != key}, _as_targets(batch[key])
+        if not needs_targets:
+            return dict(batch), torch.zeros(count_rows(dict(batch)), dtype=torch.long)
+        known = ", ".join(_TARGET_KEYS)
+        raise ValueError(f"a batch is a dict of {sorted(batch)} without targets: name them one of {known}")
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return _as_inputs(batch[0]), _as_targets(batch[1])
+    if isinstance(batch, list | tuple) and len(batch) > 2:
+        return tuple(batch[:-1]), _as_targets(batch[-1])
+    if not needs_targets:
+        inputs = _as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
+        return inputs, torch.zeros(count_rows(inputs), dtype=torch.long)
+    raise ValueError(f"the rows are each a {type(batch).__name__} without targets: they must be (input, target) pairs")
+
+
+def _as_inputs(x: Any) -> Inputs:
+    return dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
+
+
+def _as_targets(y: Any) -> Tensor:
+    try:
+        return torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the targets of a batch are a {type(y).__name__} that makes no tensor: {error}") from error
