@@ -6,6 +6,7 @@ own dataclass, so `caveat fit swag --help` shows them all and there is nothing t
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ class Common:
         return place
 
     def show(self, content: dict[str, Any], text: str) -> None:
-        """The verb's result: json, or text for people."""
-        print(json.dumps(content) if self.json else text)
+        """The verb's result: json, or text for people; under torchrun the first rank speaks."""
+        if _first_rank():
+            print(json.dumps(content) if self.json else text)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Fit:
             folder=self.out,
             progress=not common.quiet,
         )
-        recipe.write(self.out)
+        if _first_rank():
+            recipe.write(self.out)
         cost = f"{posterior.info.seconds:.1f} s, {posterior.info.stored_bytes:,} bytes"
         lines = [f"{type(method).__name__}: {cost} -> {self.out}"]
         lines += [] if common.quiet else [f"warning: {warning}" for warning in posterior.info.warnings]
@@ -225,6 +228,10 @@ class Methods:
             for n, m in found.items()
         }
         common.show(content, "\n".join(lines))
+
+
+def _first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _summary(thing: Any) -> str:

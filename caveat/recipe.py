@@ -47,6 +47,9 @@ class Recipe:
     def of(data: DataSet, model: str, likelihood: str) -> "Recipe":
         """The recipe for a data set that was read."""
         name = data.likelihood if likelihood == "auto" else likelihood
+        if ".py:" in model:  # so that the posterior can be used from another folder
+            path, function = model.rsplit(":", 1)
+            model = f"{Path(path).resolve()}:{function}"
         width = 2 * data.n_outputs if name == "heteroscedastic" else data.n_outputs
         return Recipe(data.name, model, name, tuple(data.train.tensors[0].shape[1:]), width, data.class_names)
 

@@ -10,7 +10,7 @@ import torch
 from caveat.cli import main
 from caveat.methods import discover
 
-QUICK = ["--training.epochs", "2", "--quiet"]
+QUICK = ["--training.epochs", "3", "--quiet"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -17,7 +17,7 @@ from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "point_of", "train_point"]
+__all__ = ["Forward", "Point", "train_point"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -34,15 +34,6 @@ class Point:
         """As one draw among others: with what was learned riding along."""
         learned = {f"hyper/{name}": value for name, value in self.hyper.items() if name == "log_noise"}
         return self.params | learned
-
-
-def point_of(state: State, device: torch.device) -> Point:
-    """The point that a state holds, on a device."""
-    return Point(
-        {name: t.to(device) for name, t in state["params"].items()},
-        {name: t.to(device) for name, t in state["hyper"].items()},
-        [],
-    )
 
 
 def train_point(
@@ -63,7 +54,8 @@ def train_point(
     `after_epoch(epoch, variables)` may read the variables and keep running quantities in `extra`.
     """
     if training.epochs == 0:
-        return point_of(start, run.device)
+        params = dict(start["params"])
+        return Point(params, task.fitted_hyper(network, params, task.validation), [])
     trainee = network.with_fixed(start["params"])
     variables = _variables(trainee, start, run, extra)
     decay = _decay(task, network)

@@ -40,7 +40,7 @@ class Method(Protocol):
         """Bytes that the fitted state and its making need, beside one pass of training."""
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Find the posterior's state, from the point `start` (groups "params" and "hyper")."""
+        """Find the posterior's state, from the point `start` (groups "params" and "hyper", on the run's device)."""
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N weight samples."""

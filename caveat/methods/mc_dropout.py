@@ -25,6 +25,7 @@ from caveat.engine.training import Training
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
@@ -59,7 +60,7 @@ class MCDropout:
         if not places:
             raise ValueError(
                 "the network has no dropout layers, so every pass would be the same: "
-                "give MCDropout(rate=0.1, training=Training(epochs=20))"
+                "give MCDropout(rate=0.1, training=Training(epochs=100))"
             )
 
         def forward(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
@@ -87,7 +88,7 @@ class MCDropout:
         return _refuse()
 
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
-        """N passes, each with its own masks."""
+        """Passes with masks of their own, n of them."""
         masks = torch.Generator(network.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
 
         def one_pass() -> Iterator[Tensor]:
@@ -112,6 +113,7 @@ class _Masks(TorchFunctionMode):
     """
 
     layers = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
+    recurrent = ("lstm", "gru", "rnn_tanh", "rnn_relu")
     elementwise = (F.dropout, F.alpha_dropout)
     channelwise = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
 
@@ -125,13 +127,28 @@ class _Masks(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in self.elementwise or function in self.channelwise:
             x, p = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            if p == 0:
+                return x
             keep = self._keep(x, p, 2 if function in self.channelwise else x.ndim)
-            return _alpha_dropped(x, keep, p) if "alpha" in function.__name__ else x * keep / (1 - p)
+            return _alpha_dropped(x, keep, p) if "alpha" in function.__name__ else x * keep / max(1 - p, 1e-12)
+        if function is F.multi_head_attention_forward:
+            rate = next(value for value in args if isinstance(value, float))
+            return self._switched_on(function, args, kwargs | {"training": True}, rate)
+        if getattr(function, "__name__", "") in self.recurrent:
+            place = next(i for i, value in enumerate(args) if isinstance(value, float))  # dropout, then training
+            return self._switched_on(function, (*args[: place + 1], True, *args[place + 2 :]), kwargs, args[place])
         if self.rate is not None and function in self.layers:
             self.layers_seen += 1
             if self.layers_seen > 1:
                 args = (args[0] * self._keep(args[0], self.rate, args[0].ndim) / (1 - self.rate), *args[1:])
         return function(*args, **kwargs)
+
+    def _switched_on(self, function: Any, args: Any, kwargs: Any, rate: float) -> Any:
+        """A function with dropout of its own inside, which draws from the global state: seeded from our generator."""
+        self.drawn += rate > 0
+        seed = int(torch.randint(2**62, (), generator=self.rng, device=self.rng.device))
+        with seeded(seed, self.rng.device):
+            return function(*args, **kwargs)
 
     def _keep(self, x: Tensor, rate: float, axes: int) -> Tensor:
         """1 with probability 1 - rate, else 0, for each entry of the first `axes` axes."""

@@ -37,28 +37,35 @@ class SWAG:
     rank: NonNegativeInt = 20  # iterates kept for the low-rank part; 0 is diagonal
     scale: Positive = 1.0  # multiplies the covariance; the paper's sampling formula is scale 1
     default_draws: Count = 30  # a prediction's draws; with BatchNorm, the draws prepared while fitting
-    training: Training = Training(epochs=30, optimizer="sgd", learning_rate=0.02, schedule="constant", warmup=0.0)
+    training: Training = Training(
+        epochs=30, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0, clip=1.0
+    )
     starts_from: ClassVar[Literal["trained", "scratch"]] = "trained"
     likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["SWAG"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
-        if self.training.epochs < 2 or self.rank == 1:
+        if self.training.epochs < (3 if self.rank else 2) or self.rank == 1:
             raise ValueError(
-                f"SWAG needs at least 2 epochs to see a spread and a rank of 0 or at least 2, "
-                f"got epochs={self.training.epochs}, rank={self.rank}"
+                f"SWAG needs a rank of 0 and 2 epochs, or a rank of at least 2 and 3 epochs, to see a spread; "
+                f"got rank={self.rank}, epochs={self.training.epochs}"
             )
+
+    @property
+    def _kept(self) -> int:
+        """Columns of D: the first iterate is its own mean, so it has no deviation."""
+        return min(self.rank, self.training.epochs - 1)
 
     def memory(self, network: Network) -> int:
         """Two moments and the kept iterates."""
-        return (2 + min(self.rank, self.training.epochs)) * network.n_parameters * network.dtype.itemsize
+        return (2 + self._kept) * network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Follow SGD, keep moments and the last iterates; refresh BatchNorm at the mean and for each prepared draw."""
         network = task.network.to(run.device)
-        kept = min(self.rank, self.training.epochs)
-        weights = {name: start["params"][name].to(run.device) for name in network.names}
+        kept = self._kept
+        weights = {name: start["params"][name] for name in network.names}
         extra = {f"{kind}/{name}": torch.zeros_like(w) for kind in ("mean", "square") for name, w in weights.items()}
         extra |= {f"deviations/{name}": w.new_zeros((kept, *w.shape)) for name, w in weights.items() if kept}
         point = train_point(task, network, start, self.training, run, after_epoch=_collect, extra=extra)
@@ -130,4 +137,4 @@ def _median_std(variance: Params) -> float:
     return float(torch.cat([v.flatten() for v in variance.values()]).sqrt().median())
 
 
-SWAG.quick = SWAG(rank=10, training=replace(SWAG().training, epochs=10, learning_rate=0.05))
+SWAG.quick = SWAG(rank=10, training=replace(SWAG().training, epochs=10))

@@ -107,3 +107,27 @@ def test_temperature_needs_validation_data_and_a_likelihood_that_has_one() -> No
     counts = caveat.Task(nn.Linear(3, 1).double(), (x, y.round().abs()), caveat.Poisson(), validation=0.2)
     with pytest.raises(ValueError, match="no meaning for Poisson"):
         caveat.fit(counts, caveat.MAP(temperature=True, training=Training(epochs=1)), progress=False)
+
+
+def test_a_trained_network_kept_as_it_is_gets_its_own_noise() -> None:
+    x, y = regression()
+    module = nn.Linear(3, 1).double()
+    design = torch.cat([x, torch.ones(80, 1, dtype=torch.float64)], 1)
+    solution = torch.linalg.lstsq(design, y).solution[:, 0]
+    with torch.no_grad():
+        module.weight.copy_(solution[:3])
+        module.bias.copy_(solution[3:])
+    task = caveat.Task(module, (x, y), caveat.Gaussian())
+    posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=0)), progress=False)
+    residuals = y - design @ solution[:, None]
+    torch.testing.assert_close(posterior.predict(x).aleatoric[0], residuals.square().mean(0))
+
+
+def test_a_temperature_at_the_end_of_its_range_is_warned_about() -> None:
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    module = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+    task = caveat.Task(module, (x, (x[:, 0] > 0).long()), caveat.Categorical(), validation=0.5)
+    posterior = caveat.fit(task, caveat.MAP(temperature=True, training=Training(epochs=0)), progress=False)
+    assert "too few or too easy" in posterior.info.warnings[0]

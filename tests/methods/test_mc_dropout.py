@@ -26,7 +26,7 @@ def fitted(module: nn.Module, rate: float | None = None, features: int = 6) -> t
     module = module.double()
     with torch.no_grad():
         y = module.eval()(x) + 0.01 * torch.randn(20, 1, generator=rng, dtype=torch.float64)
-    task = caveat.Task(module, (x, y), caveat.Gaussian(noise=0.1))
+    task = caveat.Task(module, (x, y), caveat.Gaussian(noise=0.02))
     return caveat.fit(task, caveat.MCDropout(rate=rate), progress=False), x
 
 
@@ -104,3 +104,43 @@ def test_refuses_a_network_without_dropout_and_weight_draws() -> None:
         posterior.sample(2)
     with pytest.raises(ValueError, match=r"rate=1\.5.*in \(0, 1\)"):
         caveat.MCDropout(rate=1.5)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.cell = kind(6, 8, num_layers=2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(8, 1)
+        self.head.weight.data.mul_(20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x.unsqueeze(1))[0][:, 0])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.stack([x, x.flip(-1), 2 * x], 1)
+        return self.head(self.attend(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.parametrize("build", [lambda: Recurrent(nn.LSTM), lambda: Recurrent(nn.GRU), Attention])
+def test_dropout_inside_recurrent_and_attention_layers_is_on(build) -> None:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    posterior, x = fitted(build())
+    state = torch.random.get_rng_state()
+    first, second = posterior.predict(x, draws=4, seed=1), posterior.predict(x, draws=4, seed=1)
+    assert float(first.epistemic.min()) > 0
+    assert torch.equal(first.samples, second.samples)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_rate_of_zero_is_no_dropout_and_a_rate_of_one_drops_all() -> None:
+    with pytest.raises(ValueError, match="no dropout layers"):
+        fitted(nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 1)))
+    with _Masks(None, torch.Generator().manual_seed(0)):
+        assert bool((F.dropout(torch.ones(5), 1.0) == 0).all())

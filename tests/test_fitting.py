@@ -1,0 +1,97 @@
+"""What a fit starts from, and how it goes on after a kill."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import caveat
+from caveat import Training
+
+
+def task(precision: float = 1.0, seed: int = 0) -> caveat.Task:
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    return caveat.Task(network, (x, (x[:, 0] > 0).long()), caveat.Categorical(), caveat.GaussianPrior(precision))
+
+
+POINT = caveat.MAP(training=Training(epochs=40))
+PATH = caveat.SWAG(rank=0, training=Training(epochs=2, optimizer="sgd", learning_rate=0.1))
+
+
+def test_starting_from_a_method_is_starting_from_its_posterior(tmp_path: Path) -> None:
+    point = caveat.fit(task(), POINT, progress=False)
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
+    ways = [
+        caveat.fit(task(), PATH, start=point, progress=False),
+        caveat.fit(task(), PATH, start=POINT, progress=False),
+        caveat.fit(task(), PATH, start=POINT, folder=tmp_path / "p", progress=False),
+    ]
+    for way in ways[1:]:
+        assert torch.equal(way.predict(x).samples, ways[0].predict(x).samples)
+    assert [path.name for path in tmp_path.iterdir()] == ["p"], "nothing is left beside the posterior"
+
+
+def test_a_start_that_was_fitted_is_kept_after_a_kill_and_bound_to_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from caveat.methods import swag
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(swag, "train_point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            caveat.fit(task(), PATH, start=POINT, folder=tmp_path / "p", progress=False)
+    assert (tmp_path / "p.partial" / "start" / "posterior.json").exists()
+    for other in (
+        lambda: caveat.fit(task(), PATH, start=caveat.MAP(training=Training(epochs=41)), folder=tmp_path / "p"),
+        lambda: caveat.fit(task(precision=2.0), PATH, start=POINT, folder=tmp_path / "p"),
+        lambda: caveat.fit(task(), PATH, start=POINT, seed=1, folder=tmp_path / "p"),
+    ):
+        with pytest.raises(ValueError, match=r"unfinished fit with another (start|prior|seed)"):
+            other()
+    trained: list[str] = []
+    fit_map = caveat.MAP.fit
+    monkeypatch.setattr(caveat.MAP, "fit", lambda *a: trained.append("map") or fit_map(*a))
+    caveat.fit(task(), PATH, start=POINT, folder=tmp_path / "p", progress=False)
+    assert not trained, "the start is not trained again"
+
+
+def test_a_start_must_be_one_point_of_the_same_network() -> None:
+    ensemble = caveat.fit(task(), caveat.DeepEnsemble(members=2, training=Training(epochs=1)), progress=False)
+    with pytest.raises(ValueError, match="this DeepEnsemble is not one"):
+        caveat.fit(task(), PATH, start=ensemble, progress=False)
+
+
+def test_a_compiled_model_can_be_loaded_into(tmp_path: Path) -> None:
+    point = caveat.fit(task(), POINT, folder=tmp_path / "p", progress=False)
+    model = nn.DataParallel(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)))
+    x = torch.randn(5, 2)
+    assert torch.equal(caveat.load(tmp_path / "p", model).predict(x).samples, point.predict(x).samples)
+
+
+def test_only_a_posterior_is_overwritten(tmp_path: Path) -> None:
+    point = caveat.fit(task(), POINT, progress=False)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text").write_text("years of work")
+    with pytest.raises(FileExistsError, match="not a posterior"):
+        point.save(tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "text").read_text() == "years of work"
+    point.save(tmp_path / "p")
+    point.save(tmp_path / "p", overwrite=True)
+
+
+def test_seconds_count_from_before_the_kill(tmp_path: Path) -> None:
+    from caveat.engine.run import Run
+
+    first = Run(folder=tmp_path / "r")
+    first._started_at -= 100
+    first.checkpoint({}, {})
+    again = Run(folder=tmp_path / "r")
+    assert again.seconds() < 50
+    again.resume()
+    assert again.seconds() > 99
