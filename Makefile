@@ -20,7 +20,7 @@ types: .venv/test.ready
 	$(BIN)/mypy
 
 docs: .venv/test.ready
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv build site caveat-demo *.egg-info
