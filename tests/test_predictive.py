@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize
 
-from caveat import predictive
-from caveat.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, PoissonPredictive
+from caveat.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    PoissonPredictive,
+    regression,
+)
 
 DOUBLE = torch.float64
 
@@ -286,7 +291,7 @@ def test_crps_broadcasts_one_variance_a_draw_and_does_not_depend_on_the_pieces(m
     whole = GaussianPredictive(prediction.means, one_a_draw, one_a_draw.mean(0)).crps(targets)
     spread_out = GaussianPredictive(prediction.means, one_a_draw.expand(6, 11, 2), one_a_draw.mean(0))
     torch.testing.assert_close(whole, spread_out.crps(targets), rtol=0, atol=0)
-    monkeypatch.setattr(predictive, "CRPS_ELEMENTS", 30)
+    monkeypatch.setattr(regression, "CRPS_ELEMENTS", 30)
     torch.testing.assert_close(whole, spread_out.crps(targets))
 
 
@@ -318,7 +323,7 @@ def test_poisson_crps_of_huge_rates_is_that_of_gaussians(monkeypatch):
     gaussians = GaussianPredictive(rates, rates, rates[0]).crps(y)
     assert found[0].item() == pytest.approx(poisson_crps(np.array([3.0]), 4.0))
     assert found[1].item() == gaussians[1].item()
-    monkeypatch.setattr(predictive, "CRPS_COUNTS", 20_000)
+    monkeypatch.setattr(regression, "CRPS_COUNTS", 20_000)
     assert PoissonPredictive(rates).crps(y)[1].item() == pytest.approx(gaussians[1].item(), rel=2e-4)
 
 

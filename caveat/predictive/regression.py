@@ -1,181 +1,21 @@
-"""What a prediction says: the mixture over posterior draws, split into what is noise and what is not known.
-
-Classification, draws p_s(y | x):   probs = mean_s p_s;   entropy H[probs] = aleatoric mean_s H[p_s] + epistemic (the
-mutual information of label and weights). Regression: variance = aleatoric mean_s Var_s[y] + epistemic Var_s[E_s[y]].
-`log_prob(y)` is the log density of the mixture, never the mean of log densities. The sample axis comes first, classes
-last. `columns(targets)` flattens all of it to one row a decision: what is written to disk and scored.
-
-Regression is scored by the continuous ranked probability score, in the units of the target:
-CRPS(F, y) = integral (F(t) - 1[y <= t])^2 dt = E|Y - y| - E|Y - Y'| / 2 with Y, Y' ~ F independent.
-"""
+"""Predictions of numbers: mixtures of Gaussians or of Poisson distributions, one component a draw."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "BernoulliPredictive",
-    "CategoricalPredictive",
-    "GaussianPredictive",
-    "Kind",
-    "PoissonPredictive",
-    "Predictive",
-    "RegressionPredictive",
-]
+from caveat.predictive.protocol import Kind, log_mean_exp, shaped
 
-Kind = Literal["classification", "regression"]
+__all__ = ["GaussianPredictive", "PoissonPredictive", "RegressionPredictive"]
 
 CRPS_ELEMENTS = 2**20  # numbers in one working tensor: 8 MB in float64, whatever the number of rows
 CRPS_COUNTS = 10_000  # a count spread over more values than this is scored as a Gaussian, right to 1 in 10,000
-
-
-class Predictive(Protocol):
-    """What every prediction offers."""
-
-    kind: ClassVar[Kind]
-
-    @property
-    def samples(self) -> Tensor:
-        """Probabilities or means of each draw, sample axis first."""
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """The part of the uncertainty that more data would not remove."""
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The part of the uncertainty that comes from not knowing the weights."""
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Log density of targets under the mixture, one number a class label or row of real targets."""
-
-    def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
-        """Everything per decision, as flat columns."""
-
-
-@dataclass(frozen=True)
-class CategoricalPredictive:
-    """One of C classes a row (or a pixel, or a position of a sequence)."""
-
-    log_samples: Tensor  # [S, B, ..., C] log probabilities of each draw
-    ignore_index: int = -100
-    kind: ClassVar[Kind] = "classification"
-
-    @property
-    def samples(self) -> Tensor:
-        """Class probabilities of each draw, [S, B, ..., C]."""
-        return self.log_samples.exp()
-
-    @cached_property
-    def _log_probs(self) -> Tensor:
-        return _log_mean_exp(self.log_samples)
-
-    @cached_property
-    def probs(self) -> Tensor:
-        """Class probabilities, [B, ..., C]."""
-        return self._log_probs.exp()
-
-    @property
-    def label(self) -> Tensor:
-        """The most probable class, [B, ...]."""
-        return self.probs.argmax(-1)
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        """Entropy of the prediction in nats: aleatoric + epistemic."""
-        return -_expected(self._log_probs, self._log_probs)
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """Mean entropy of the draws."""
-        return -_expected(self.log_samples, self.log_samples).mean(0)
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """Mutual information of label and weights, mean_s KL(p_s || probs): how much the draws disagree."""
-        log_ratio = (self.log_samples - self._log_probs).clamp_min(torch.finfo(self.log_samples.dtype).min)
-        # KL = sum_c p_c (r log r - r + 1) with r = p_s / p: no term is negative, so that small ones are not lost.
-        divergence = log_ratio.exp() * log_ratio - log_ratio.expm1()
-        return _expected(self._log_probs, divergence.clamp_min(0)).mean(0)  # rounding may leave -1e-17
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Log probability of each target; 0 where the target is ignored."""
-        targets = _shaped(targets, self.log_samples.shape[1:-1]).long()
-        ignored = targets == self.ignore_index
-        index = targets.masked_fill(ignored, 0).unsqueeze(-1)
-        return self._log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
-
-    def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
-        """Probabilities and their decomposition, one row a decision; ignored targets are left out."""
-        table = {
-            "probs": self.probs.flatten(0, -2),
-            "entropy": self.entropy.flatten(),
-            "aleatoric": self.aleatoric.flatten(),
-            "epistemic": self.epistemic.flatten(),
-        }
-        if targets is None:
-            return table
-        labels = targets.flatten().long()
-        table |= {"targets": labels, "log_prob": self.log_prob(targets).flatten()}
-        kept = labels != self.ignore_index
-        return {name: column[kept] for name, column in table.items()}
-
-
-@dataclass(frozen=True)
-class BernoulliPredictive:
-    """Yes or no, for one label or for several independent ones."""
-
-    logits: Tensor  # [S, B, ...] of each draw
-    kind: ClassVar[Kind] = "classification"
-
-    @cached_property
-    def _both(self) -> CategoricalPredictive:
-        log_sigmoid = torch.nn.functional.logsigmoid
-        return CategoricalPredictive(torch.stack([log_sigmoid(-self.logits), log_sigmoid(self.logits)], -1))
-
-    @property
-    def samples(self) -> Tensor:
-        """Probability of yes in each draw, [S, B, ...]."""
-        return self.logits.sigmoid()
-
-    @property
-    def probs(self) -> Tensor:
-        """Probability of yes, [B, ...]."""
-        return self._both.probs[..., 1]
-
-    @property
-    def label(self) -> Tensor:
-        """1 where yes is the more probable answer."""
-        return self._both.label
-
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy of the prediction in nats: aleatoric + epistemic."""
-        return self._both.entropy
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Mean entropy of the draws."""
-        return self._both.aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Mutual information of label and weights."""
-        return self._both.epistemic
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Log probability of each target (one a label)."""
-        return self._both.log_prob(targets)
-
-    def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
-        """Probabilities of no and yes and their decomposition, one row a label."""
-        return self._both.columns(targets)
 
 
 @dataclass(frozen=True)
@@ -222,7 +62,7 @@ class GaussianPredictive:
         std = self.variances.sqrt()
         z = (_like(targets, self.mean) - self.means) / std
         per_output = -0.5 * (z.square() + math.log(2 * math.pi)) - std.log()
-        return _log_mean_exp(per_output.flatten(2).sum(-1))
+        return log_mean_exp(per_output.flatten(2).sum(-1))
 
     def cdf(self, y: Tensor) -> Tensor:
         """Probability of a value of at most y, for each output on its own."""
@@ -300,7 +140,7 @@ class PoissonPredictive:
     def log_prob(self, targets: Tensor) -> Tensor:
         """Log probability of each row's counts; the outputs of a row share a draw, so they are joint."""
         per_draw = self._log_probs(_like(targets, self.mean)).flatten(2).sum(-1)
-        return _log_mean_exp(per_draw).to(self.rates.dtype)
+        return log_mean_exp(per_draw).to(self.rates.dtype)
 
     def cdf(self, counts: Tensor) -> Tensor:
         """Probability of at most this many, for each output on its own."""
@@ -349,25 +189,8 @@ class PoissonPredictive:
 RegressionPredictive = GaussianPredictive | PoissonPredictive
 
 
-def _log_mean_exp(values: Tensor) -> Tensor:
-    return values.logsumexp(0) - math.log(len(values))
-
-
-def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
-    """Sum over classes of p * value; a class of probability zero adds nothing, whatever its value."""
-    p = log_probs.exp()
-    return (p * values).where(p > 0, 0.0).sum(-1)
-
-
-def _shaped(targets: Tensor, shape: torch.Size) -> Tensor:
-    """Targets of the shape predicted; a last axis of one may be missing."""
-    if targets.shape != shape and (*targets.shape, 1) != tuple(shape):
-        raise ValueError(f"predictions of shape {tuple(shape)} need targets of that shape, got {tuple(targets.shape)}")
-    return targets.reshape(shape)
-
-
 def _like(targets: Tensor, mean: Tensor) -> Tensor:
-    return _shaped(targets, mean.shape).to(mean)
+    return shaped(targets, mean.shape).to(mean)
 
 
 def _moments(prediction: RegressionPredictive) -> dict[str, Tensor]:

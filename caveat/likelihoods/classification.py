@@ -1,0 +1,163 @@
+"""Likelihoods of classes: one of several, or yes and no."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from caveat.knobs import NonNegative, check_knobs
+from caveat.likelihoods.protocol import (
+    DiagonalFisher,
+    Hyper,
+    NothingLearned,
+    by_output,
+    check_shape,
+    examples,
+    shape_of,
+    standard_normal,
+    temperature,
+)
+from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Kind
+
+__all__ = ["Bernoulli", "Categorical"]
+
+
+@dataclass(frozen=True)
+class Categorical(NothingLearned):
+    """One of C classes: softmax over logits [B, C], [B, C, H, W] or, with class_axis=-1, [B, T, C]."""
+
+    class_axis: int = 1  # where the classes are in the outputs
+    ignore_index: int = -100  # targets of this value are left out
+    class_weights: tuple[NonNegative, ...] | None = None  # multiply the log likelihood of each class
+    kind: ClassVar[Kind] = "classification"
+    tempered: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Targets are whole numbers."""
+        if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+            raise ValueError(
+                f"Categorical needs integer class labels, got {targets.dtype}: use targets.long(), "
+                "or Bernoulli() for a yes/no target"
+            )
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """One label in 0..C-1 for each vector of logits."""
+        self.check_targets(targets)
+        if outputs.ndim < 2 or not -outputs.ndim < self.class_axis < outputs.ndim or self.class_axis == 0:
+            raise ValueError(
+                f"Categorical(class_axis={self.class_axis}) needs logits with classes on that axis and the batch on "
+                f"the first, such as [batch, classes], got {shape_of(outputs)}: change the output or class_axis"
+            )
+        *positions, classes = outputs.movedim(self.class_axis, -1).shape
+        if tuple(positions) != shape_of(targets):
+            raise ValueError(
+                f"logits of shape {shape_of(outputs)} with class_axis={self.class_axis} need labels of shape "
+                f"{tuple(positions)}, got {shape_of(targets)}: reshape the labels or change class_axis"
+            )
+        if self.class_weights is not None and len(self.class_weights) != classes:
+            raise ValueError(
+                f"Categorical has {len(self.class_weights)} class weights, but the network has {classes} outputs: "
+                "give one weight a class"
+            )
+        kept = targets[self._kept(targets)].long()
+        low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+        if low < 0 or high >= classes:
+            advice = (
+                f"mark labels to leave out with ignore_index={low}"
+                if low < 0
+                else f"give the network {high + 1} outputs"
+            )
+            raise ValueError(
+                f"labels run from {low} to {high}, but the network has {classes} outputs (labels 0 to {classes - 1}): "
+                f"check the labels, or {advice}"
+            )
+
+    def _kept(self, targets: Tensor) -> Tensor:
+        return targets.long() != self.ignore_index  # long, because -100 as a uint8 is the label 156
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """Weighted log softmax at the label, summed over the positions of a row."""
+        logits = outputs.movedim(self.class_axis, 1)
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        loss = F.cross_entropy(logits, targets.long(), weights, ignore_index=self.ignore_index, reduction="none")
+        return -loss.unsqueeze(-1).flatten(1).sum(1)
+
+    def baseline(self, targets: Tensor) -> float:
+        """The entropy of the labels' own frequencies, each class counted by its weight."""
+        counts = torch.bincount(targets[self._kept(targets)].long()).double()
+        if self.class_weights is not None:
+            counts = counts * counts.new_tensor(self.class_weights[: len(counts)])
+        return float(torch.special.xlogy(counts, counts / counts.sum()).sum()) / len(targets)
+
+    def _probs_and_weight(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities [B, ..., C] and the root of each position's weight in the likelihood, [B, ...]."""
+        p = outputs.movedim(self.class_axis, -1).softmax(-1)
+        kept = self._kept(targets)
+        weight = kept.to(p.dtype)
+        if self.class_weights is not None:
+            weight = weight * p.new_tensor(self.class_weights)[targets.long() * kept]
+        return p, weight.sqrt()
+
+    def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """R = diag(sqrt p) - p sqrt(p)^T, exact: R R^T = diag(p) - p p^T."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        factor = torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
+        return factor * root_weight[..., None, None]
+
+    def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
+        """sqrt(p) e - p (sqrt(p) . e) without forming R."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        scaled = p.sqrt() * standard_normal(p, rng)
+        noise = (scaled - p * scaled.sum(-1, keepdim=True)) * root_weight.unsqueeze(-1)
+        return noise.movedim(-1, self.class_axis)
+
+    def predictive(self, outputs: Tensor, hyper: Hyper) -> CategoricalPredictive:
+        """Softmax of logits / temperature for each draw."""
+        logits = outputs.movedim(self.class_axis + 1 if self.class_axis > 0 else self.class_axis, -1)
+        return CategoricalPredictive((logits / temperature(hyper, logits)).log_softmax(-1), self.ignore_index)
+
+
+@dataclass(frozen=True)
+class Bernoulli(NothingLearned, DiagonalFisher):
+    """Yes or no: one logit for a binary target [B] or [B, 1], or one for each of several labels [B, K]."""
+
+    kind: ClassVar[Kind] = "classification"
+    tempered: ClassVar[bool] = True
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Targets are 0 or 1."""
+        if not bool(((targets == 0) | (targets == 1)).all()):
+            raise ValueError(
+                f"Bernoulli needs targets 0 or 1, got {examples(targets[(targets != 0) & (targets != 1)])}: "
+                "clean them, or use Categorical() for more than two classes"
+            )
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """One target for each logit."""
+        self.check_targets(targets)
+        check_shape("Bernoulli", outputs, targets)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """Log probability of the targets, summed over the labels of a row."""
+        targets = targets.reshape(outputs.shape).to(outputs.dtype)
+        return -F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").flatten(1).sum(1)
+
+    def baseline(self, targets: Tensor) -> float:
+        """The entropy of each label's own frequency."""
+        rows = by_output(targets)
+        share = rows.mean(0)
+        per_position = (torch.special.xlogy(share, share) + torch.special.xlogy(1 - share, 1 - share)).sum()
+        return float(per_position) * len(rows) / len(targets)
+
+    def _fisher_root(self, outputs: Tensor, hyper: Hyper) -> Tensor:
+        """F = p (1 - p)."""
+        return (outputs.sigmoid() * (-outputs).sigmoid()).sqrt()
+
+    def predictive(self, outputs: Tensor, hyper: Hyper) -> BernoulliPredictive:
+        """Sigmoid of logits / temperature for each draw."""
+        return BernoulliPredictive(outputs / temperature(hyper, outputs))

@@ -1,0 +1,121 @@
+"""What every likelihood offers, and what several of them share."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from caveat.predictive import Kind, Predictive
+
+__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned"]
+
+Hyper = dict[str, Tensor]
+
+
+class Likelihood(Protocol):
+    """What a method may ask of a likelihood; outputs and targets carry the batch axis first."""
+
+    kind: ClassVar[Kind]
+    tempered: ClassVar[bool]  # whether hyper["temperature"] has a meaning
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise a ValueError when the shapes, types or values do not fit."""
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Raise a ValueError when targets alone are of the wrong type or not finite."""
+
+    def initial_hyper(self, targets: Tensor) -> Hyper:
+        """Starting values of what is learned, and the units of the targets."""
+
+    def fitted_hyper(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Hyper:
+        """The maximum-likelihood values given outputs: what a trained network's own noise is."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """Log likelihood of each row, [B], in the outputs' type."""
+
+    def baseline(self, targets: Tensor) -> float:
+        """Mean log likelihood of a row under the best prediction that is the same for all rows and positions."""
+
+    def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """R with R R^T = Fisher information of the outputs, [B, ..., C, C]."""
+
+    def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
+        """R e with e standard normal: noise of the outputs' shape whose covariance is the Fisher information."""
+
+    def predictive(self, outputs: Tensor, hyper: Hyper) -> Predictive:
+        """The prediction from outputs [S, B, ...] of S draws."""
+
+
+class NothingLearned:
+    """Likelihoods without hyperparameters."""
+
+    def initial_hyper(self, targets: Tensor) -> Hyper:
+        """Nothing to learn."""
+        return {}
+
+    def fitted_hyper(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Hyper:
+        """Nothing to learn."""
+        return hyper
+
+
+class DiagonalFisher(ABC):
+    """Likelihoods whose outputs carry information independently: R is diagonal."""
+
+    @abstractmethod
+    def _fisher_root(self, outputs: Tensor, hyper: Hyper) -> Tensor:
+        """The diagonal of R, shaped as the outputs."""
+
+    def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """R as a diagonal matrix, [B, ..., D, D]."""
+        return torch.diag_embed(self._fisher_root(outputs, hyper))
+
+    def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
+        """R e without forming R."""
+        return self._fisher_root(outputs, hyper) * standard_normal(outputs, rng)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def examples(values: Tensor) -> str:
+    shown = ", ".join(f"{float(value):g}" for value in values[:3])
+    return f"{shown}, ... ({len(values)} such)" if len(values) > 3 else shown
+
+
+def by_output(targets: Tensor) -> Tensor:
+    """Rows and positions by outputs, [N, D], float64; targets [B] are one output."""
+    return targets.reshape(-1, targets.shape[-1] if targets.ndim > 1 else 1).double()
+
+
+def check_shape(name: str, outputs: Tensor, targets: Tensor, per_target: int = 1) -> None:
+    positions, width = (targets.shape[:-1], targets.shape[-1]) if targets.ndim > 1 else (targets.shape, 1)
+    wanted = (*positions, per_target * width)
+    if shape_of(outputs) != wanted:
+        count = "one output" if per_target == 1 else "two outputs, a mean and a log variance,"
+        raise ValueError(
+            f"{name} needs {count} for each target: targets {shape_of(targets)} need outputs {wanted}, "
+            f"got {shape_of(outputs)}: change the network's last layer, or reshape the targets"
+        )
+
+
+def standard_normal(like: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=rng.device).to(like.device)
+
+
+def per_draw(value: Tensor, outputs: Tensor, base: int) -> Tensor:
+    """A hyperparameter of `base` axes, with or without a draw axis, shaped to broadcast to outputs [S, B, ..., D]."""
+    if value.ndim > base:
+        value = value.reshape(len(value), *[1] * (outputs.ndim - 1 - base), *value.shape[1:])
+    return value.to(outputs)
+
+
+def temperature(hyper: Hyper, outputs: Tensor) -> Tensor:
+    return per_draw(hyper.get("temperature", torch.ones(())), outputs, base=0)
+
+
+def within_range(values: Tensor) -> Tensor:
+    """Off zero and infinity, where the exponential of an extreme output ends, with room to sum over draws."""
+    limits = torch.finfo(values.dtype)
+    return values.clamp(limits.tiny, limits.max**0.9)

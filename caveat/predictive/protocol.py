@@ -1,0 +1,46 @@
+"""What every prediction offers, and what all of them share."""
+
+import math
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Kind", "Predictive"]
+
+Kind = Literal["classification", "regression"]
+
+
+class Predictive(Protocol):
+    """What every prediction offers."""
+
+    kind: ClassVar[Kind]
+
+    @property
+    def samples(self) -> Tensor:
+        """Probabilities or means of each draw, sample axis first."""
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The part of the uncertainty that more data would not remove."""
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The part of the uncertainty that comes from not knowing the weights."""
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Log density of targets under the mixture, one number a class label or row of real targets."""
+
+    def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
+        """Everything per decision, as flat columns."""
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    return values.logsumexp(0) - math.log(len(values))
+
+
+def shaped(targets: Tensor, shape: torch.Size) -> Tensor:
+    """Targets of the shape predicted; a last axis of one may be missing."""
+    if targets.shape != shape and (*targets.shape, 1) != tuple(shape):
+        raise ValueError(f"predictions of shape {tuple(shape)} need targets of that shape, got {tuple(targets.shape)}")
+    return targets.reshape(shape)
