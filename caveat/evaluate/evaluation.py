@@ -62,14 +62,16 @@ def evaluate(
     name = label or type(posterior.method).__name__
     with tqdm(total=total, unit="row", desc=f"{name}: predict", delay=1.0, disable=not progress, leave=False) as bar:
         for part in parts:
-            columns, arrays = _predict(posterior, part, draws, seed, keep_samples, bar)
-            inside = inside or columns
-            metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
+            arrays = _predict(posterior, part, draws, seed, keep_samples, bar)
             file = f"predictions/{_slug(part.name)}.npz"
             if place is not None:
                 write_arrays(place / file, arrays)
-            rows = len(next(iter(columns.values())))
-            found.append(Scored(part.name, part.family, part.severity, part.role, rows, metrics, file))
+            columns = {
+                name: torch.from_numpy(array) for name, array in arrays.items()
+            }  # what is scored is what is kept
+            inside = inside or columns
+            metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
+            found.append(Scored(part.name, part.family, part.severity, part.role, len(arrays["rows"]), metrics, file))
     content = _content(posterior, name, class_names, found)
     if place is not None:
         write_json(place / "metrics.json", content)
@@ -81,7 +83,7 @@ def predict_rows(
 ) -> dict[str, np.ndarray]:
     """What a posterior says about rows without targets, as the arrays of a prediction file."""
     with tqdm(total=len(rows), unit="row", desc="predict", delay=1.0, disable=not progress, leave=False) as bar:
-        return _predict(posterior, _Part("", "", None, "ood", rows), draws, seed, False, bar)[1]
+        return _predict(posterior, _Part("", "", None, "ood", rows), draws, seed, False, bar)
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ def _slug(name: str) -> str:
 
 def _predict(
     posterior: Posterior, part: _Part, draws: int | None, seed: int, keep_samples: bool, bar: tqdm
-) -> tuple[Columns, dict[str, np.ndarray]]:
-    """The columns of all rows, and the arrays to write: columns, row numbers, thumbnails, samples on request."""
+) -> dict[str, np.ndarray]:
+    """What to write of a data set: columns and row numbers, thumbnails of images, samples on request."""
     blocks: list[Columns] = []
     samples: list[Tensor] = []
     images: list[Tensor] = []
@@ -148,7 +150,7 @@ def _predict(
         arrays |= {"thumbnails": _thumbnails(torch.cat(images), flagged), "thumbnail_rows": flagged.numpy()}
     if samples:
         arrays["samples"] = torch.cat(samples, 1).numpy()
-    return columns, arrays
+    return arrays
 
 
 def _blocks(rows: Rows) -> Iterator[tuple[Inputs, Tensor]]:

@@ -60,7 +60,10 @@ class CategoricalPredictive:
     def log_prob(self, targets: Tensor) -> Tensor:
         """Log probability of each target; 0 where the target is ignored."""
         targets = shaped(targets, self.log_samples.shape[1:-1]).long()
-        ignored = targets == self.ignore_index
+        ignored, classes = targets == self.ignore_index, self.log_samples.shape[-1]
+        wrong = targets[~ignored & ((targets < 0) | (targets >= classes))]
+        if wrong.numel():
+            raise ValueError(f"a label is {int(wrong[0])}, but there are {classes} classes (labels 0 to {classes - 1})")
         index = targets.masked_fill(ignored, 0).unsqueeze(-1)
         return self._log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
 
