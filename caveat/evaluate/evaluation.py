@@ -66,9 +66,7 @@ def evaluate(
             file = f"predictions/{_slug(part.name)}.npz"
             if place is not None:
                 write_arrays(place / file, arrays)
-            columns = {
-                name: torch.from_numpy(array) for name, array in arrays.items()
-            }  # what is scored is what is kept
+            columns = {name: torch.from_numpy(array) for name, array in arrays.items()}  # what is kept is scored
             inside = inside or columns
             metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
             found.append(Scored(part.name, part.family, part.severity, part.role, len(arrays["rows"]), metrics, file))
@@ -128,12 +126,11 @@ def _predict(
     images: list[Tensor] = []
     for x, y in _blocks(part.rows):
         prediction = posterior.predict(x, draws=draws, seed=seed)
-        blocks.append(
-            {
-                k: v.cpu()
-                for k, v in prediction.columns(y.to(posterior.network.device) if part.role == "test" else None).items()
-            }
-        )
+        targets = None
+        if part.role == "test":
+            posterior.network.likelihood.check_targets(y)
+            targets = y.to(posterior.network.device)
+        blocks.append({name: column.cpu() for name, column in prediction.columns(targets).items()})
         if keep_samples:
             samples.append(prediction.samples.cpu())
         images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]

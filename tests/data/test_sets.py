@@ -8,7 +8,15 @@ from caveat.data import load, names
 
 
 def test_the_public_names():
-    assert set(caveat.data.__all__) == {"DataSet", "download", "load", "names", "out_of_distribution", "rotate"}
+    assert set(caveat.data.__all__) == {
+        "DataSet",
+        "crop_and_flip",
+        "download",
+        "load",
+        "names",
+        "out_of_distribution",
+        "rotate",
+    }
     assert callable(caveat.data.download)
 
 

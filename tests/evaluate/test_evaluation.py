@@ -107,5 +107,9 @@ def test_bad_calls_say_what_to_do() -> None:
         caveat.evaluate(posterior, {"a b": (x, y), "a-b": (x, y)})
     with pytest.raises(ValueError, match="without targets"):
         caveat.evaluate(posterior, {"clean": DataLoader(TensorDataset(x), 5)}, progress=False)
+    with pytest.raises(ValueError, match=r"a label is 7, but there are 3 classes"):
+        caveat.evaluate(posterior, {"clean": (x, torch.full_like(y, 7))}, progress=False)
+    with pytest.raises(ValueError, match="needs integer class labels"):
+        caveat.evaluate(posterior, {"clean": (x, y.float())}, progress=False)
     with pytest.raises(ValueError, match="NaN or infinity"):
         caveat.evaluate(posterior, {"clean": (x * float("nan"), y)}, progress=False)
