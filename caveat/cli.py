@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
+from caveat.knobs import Positive, Range, check_knobs
+
 __all__ = ["main"]
 
 LikelihoodName = Literal["auto", "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson"]
@@ -32,7 +34,10 @@ class Common:
         import torch
 
         available = torch.cuda.is_available()
-        place = torch.device(("cuda" if available else "cpu") if self.device == "auto" else self.device)
+        try:
+            place = torch.device(("cuda" if available else "cpu") if self.device == "auto" else self.device)
+        except RuntimeError as error:
+            raise ValueError(f"--device {self.device}: must be auto, cpu, cuda or cuda:0, cuda:1, ...") from error
         if place.type == "cuda" and not available:
             raise ValueError(f"--device {self.device}: torch sees no GPU here; use --device cpu")
         return place
@@ -67,11 +72,13 @@ class Fit:
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
     model: str = "mlp"  # mlp, lenet5, resnet18, resnet20_frn, cnn_lstm, or file.py:function that returns a module
     likelihood: LikelihoodName = "auto"  # of the targets; auto goes by the data
-    prior_precision: float = 1.0  # of a Gaussian prior on every weight
+    prior_precision: Positive = 1.0  # of a Gaussian prior on every weight
     parameters: str = "*"  # pattern of the names of the weights that inference is about
-    validation: float = 0.1  # share of the training rows held out for tuning; 0 holds none out
-    batch_size: int = 128  # rows a step, unless training.batch-size says otherwise
+    validation: Annotated[float, Range(0, 1, open_high=True)] = 0.1  # share of the training rows held out for tuning
     start: Path | None = None  # a posterior of one point (map) to start from; without it such methods train a MAP first
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
 
     def run(self, common: Common, method: Any) -> None:
         """Fit, save, and say what it cost."""
@@ -80,15 +87,14 @@ class Fit:
         from caveat.methods import discover, method_name
         from caveat.recipe import Recipe, read_posterior
 
-        data = load(self.data, self.data_dir, seed=common.seed)
-        recipe = Recipe.of(data, self.model, self.likelihood)
+        data = load(self.data, self.data_dir)  # one split whatever the seed, so that runs can be compared
+        recipe = Recipe.of(data, self.data, self.model, self.likelihood)
         task = recipe.task(
             data,
             seed=common.seed,
             prior_precision=self.prior_precision,
             parameters=self.parameters,
             validation=self.validation,
-            batch_size=self.batch_size,
         )
         start: Any = None if method.starts_from == "scratch" else discover()["map"]()
         if self.start is not None:
@@ -100,10 +106,9 @@ class Fit:
             seed=common.seed,
             device=common.place(),
             folder=self.out,
+            note={"recipe": dataclasses.asdict(recipe)},
             progress=not common.quiet,
         )
-        if _first_rank():
-            recipe.write(self.out)
         cost = f"{posterior.info.seconds:.1f} s, {posterior.info.stored_bytes:,} bytes"
         lines = [f"{type(method).__name__}: {cost} -> {self.out}"]
         lines += [] if common.quiet else [f"warning: {warning}" for warning in posterior.info.warnings]
@@ -128,7 +133,7 @@ class Predict:
         from caveat.storage import write_arrays
 
         posterior, recipe = read_posterior(self.posterior, common.place())
-        rows = inputs_of(self.data or recipe.data, self.data_dir, common.seed)
+        rows = inputs_of(recipe, self.data, self.data_dir)
         arrays = predict_rows(posterior, rows, draws=self.draws, seed=common.seed, progress=not common.quiet)
         write_arrays(self.out, arrays)
         content = {
@@ -163,7 +168,7 @@ class Evaluate:
             raise ValueError("--posteriors: name at least one folder that `caveat fit` wrote")
         for folder in self.posteriors:
             posterior, recipe = read_posterior(folder, common.place())
-            data = sets.load(self.data or recipe.data, self.data_dir, seed=common.seed)
+            data = sets.load(self.data or recipe.data, self.data_dir)
             x, y = data.test.tensors
             inside: dict[str, Any] = {"clean": data.test}
             if self.rotate:
@@ -275,10 +280,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
         return 1
     commands, runners = _commands()
-    parsed = tyro.cli(commands, prog="caveat", description="Posteriors for PyTorch networks.", args=arguments)
+    try:
+        parsed = tyro.cli(commands, prog="caveat", description="Posteriors for PyTorch networks.", args=arguments)
+    except ValueError as error:  # a value out of its range
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     try:
         runners[type(parsed)](parsed)
-    except (ValueError, TypeError, KeyError, OSError, MemoryError, FloatingPointError, ImportError) as error:
+    except (ValueError, TypeError, KeyError, OSError, MemoryError, ArithmeticError, ImportError, RuntimeError) as error:
         reason = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"error: {reason}", file=sys.stderr)
         return 1

@@ -1,8 +1,10 @@
 """From a task and a method to a posterior: the start, the checks before the work, the cost after it."""
 
+import copy
 import dataclasses
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -10,7 +12,7 @@ import torch
 from caveat import likelihoods
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import current_ranks
-from caveat.engine.run import Run
+from caveat.engine.run import Info, Run
 from caveat.methods import Method
 from caveat.posterior import Posterior, load
 from caveat.storage import State, describe, digest_of, stored_bytes
@@ -27,6 +29,7 @@ def fit(
     seed: int = 0,
     device: torch.device | str | None = None,
     folder: str | Path | None = None,
+    note: dict[str, Any] | None = None,
     progress: bool = True,
 ) -> Posterior:
     """Fit a method to a task.
@@ -40,6 +43,7 @@ def fit(
         device: where to compute; the module's own device unless given.
         folder: where to keep the place (in `<folder>.partial`, so that the same call goes on after a kill) and, at the
             end, the posterior. An existing folder is never overwritten.
+        note: json of your own, kept in the folder's `posterior.json`.
         progress: show progress of anything over a second on standard error.
     """
     place = task.network.device if device is None else torch.device(device)
@@ -54,37 +58,39 @@ def fit(
     ranks = current_ranks(place)
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())  # each rank's own, under torchrun
-    run = Run(
-        seed,
-        place,
-        ranks,
-        None if target is None else target.with_name(f"{target.name}.partial"),
-        {"method": describe(method), "seed": seed, "start": _start_identity(task, start)} | task.fingerprint(),
-        progress,
-        type(method).__name__,
-        warnings=list(task.warnings),
-    )
-    begin = _start(task, method, start, run)
+    partial, identity = None, {}
+    if target is not None:
+        partial = target.with_name(f"{target.name}.partial")
+        identity = {"method": describe(method), "seed": seed, "start": _start_identity(task, start)}
+        identity |= task.fingerprint()
+    label = type(method).__name__
+    run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
+    task, begin = _start(task, method, start, run)
     begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
     state, info = method.fit(task, begin, run)
-    info = dataclasses.replace(
-        info,
-        warnings=list(run.warnings),
-        seconds=run.seconds(),
-        peak_bytes=peak_bytes(place),
-        gradient_evaluations=round(run.gradient_evaluations),
-        flops=run.flops,
-        stored_bytes=stored_bytes(state),
-        seed=seed,
-        versions=_versions(),
-    )
-    detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
-    posterior = Posterior(method, detached, task.network.to(place), info)
+    posterior = _finished(method, state, info, task, run)
     if target is not None and ranks.first:
-        posterior.save(target)
+        posterior.save(target, note=note)
         run.discard()
     ranks.wait()
     return posterior
+
+
+def _finished(method: Method, state: State, info: Info, task: Task, run: Run) -> Posterior:
+    """The posterior, with what it cost."""
+    info = dataclasses.replace(
+        info,
+        warnings=list(dict.fromkeys(run.warnings)),
+        seconds=run.seconds(),
+        peak_bytes=peak_bytes(run.device),
+        gradient_evaluations=round(run.gradient_evaluations),
+        flops=run.flops,
+        stored_bytes=stored_bytes(state),
+        seed=run.seed,
+        versions=_versions(),
+    )
+    detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
+    return Posterior(method, detached, task.network.to(run.device), info)
 
 
 def _check_likelihood(method: Method, task: Task) -> None:
@@ -101,16 +107,16 @@ def _start_identity(task: Task, start: Method | Posterior | None) -> str:
     return digest_of(start.state) if isinstance(start, Posterior) else describe(start)
 
 
-def _start(task: Task, method: Method, start: Method | Posterior | None, run: Run) -> State:
-    """The point to start from: groups "params" and "hyper"."""
+def _start(task: Task, method: Method, start: Method | Posterior | None, run: Run) -> tuple[Task, State]:
+    """The point to start from, groups "params" and "hyper", and the task with everything else as the point has it."""
     if start is not None and not isinstance(start, Posterior):
         start = _fitted_start(task, start, run)
     if isinstance(start, Posterior):
-        return _point(task, start)
+        return _from_point(task, start)
     network = task.network.to(run.device)
     params = network.params()
     if method.starts_from == "scratch":
-        return {"params": params, "hyper": task.hyper}
+        return task, {"params": params, "hyper": task.hyper}
     hyper = task.fitted_hyper(network, params)
     reached = float(task.log_likelihood(network, params, hyper))
     # A network that has learned nothing can be a little better by luck.
@@ -121,24 +127,35 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
             f"marginals (log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, or pass "
             "start=caveat.MAP()"
         )
-    return {"params": params, "hyper": hyper}
+    return task, {"params": params, "hyper": hyper}
 
 
 def _fitted_start(task: Task, start: Method, run: Run) -> Posterior:
     """The method to start from, fitted; kept in the run's folder, whose identity includes it."""
     place = None if run.folder is None else run.folder / "start"
-    if place is not None and place.exists():
-        return load(place, task.network.module, device=run.device, classes=[type(start)])
-    return fit(task, start, seed=run.seed, device=run.device, folder=place, progress=run.progress)
+    kept = place is not None and place.exists()
+    if place is not None and kept:
+        posterior = load(place, task.network.module, device=run.device, classes=[type(start)])
+    else:
+        posterior = fit(task, start, seed=run.seed, device=run.device, folder=place, progress=run.progress)
+    run.absorb_start(posterior.info, earlier=kept)
+    return posterior
 
 
-def _point(task: Task, start: Posterior) -> State:
-    wanted = {name: weight.shape for name, weight in task.network.params().items()}
-    given = {name: weight.shape for name, weight in start.state.get("params", {}).items() if name in wanted}
-    if wanted != given:
-        name = type(start.method).__name__
-        raise ValueError(f"a fit starts from one point of the same network, such as a MAP; this {name} is not one")
-    return {"params": start.state["params"], "hyper": start.state["hyper"]}
+def _from_point(task: Task, start: Posterior) -> tuple[Task, State]:
+    """A posterior's point; what the task does not infer (a frozen layer, another filter) is taken from it as well."""
+    everything = start.network.fixed() | start.state.get("params", {})
+    own = task.network.params() | task.network.fixed()
+    if any(name not in everything or everything[name].shape != value.shape for name, value in own.items()):
+        kind = type(start.method).__name__
+        raise ValueError(f"a fit starts from one point of the same network, such as a MAP; this {kind} is not one")
+    buffers = task.network.buffers()
+    rest = {name: everything[name] for name in task.network.fixed()}
+    moved = copy.copy(task)
+    moved.network = task.network.with_fixed(rest)
+    kept = {n: v for n, v in start.state["params"].items() if n in task.network.names or n in buffers}
+    kept |= {name: everything[name] for name in task.network.names}
+    return moved, {"params": kept, "hyper": start.state["hyper"]}
 
 
 def _versions() -> dict[str, str]:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -65,10 +65,11 @@ class Posterior:
         outputs, hyper = self.method.outputs(self.state, self.network, x, n, torch.Generator().manual_seed(seed))
         return self.network.likelihood.predictive(outputs, hyper)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+    def save(self, folder: str | Path, *, overwrite: bool = False, note: dict[str, Any] | None = None) -> Path:
         """Write the posterior to a folder, whole or not at all; no data are needed to predict from it.
 
-        An existing folder is refused, or with `overwrite` replaced where it is a posterior.
+        An existing folder is refused, or with `overwrite` replaced where it is a posterior. `note` is json of your own
+        that `posterior.json` keeps.
         """
         if overwrite and Path(folder).exists() and not (Path(folder) / "posterior.json").exists():
             raise FileExistsError(
@@ -93,6 +94,7 @@ class Posterior:
                 "fingerprint": self.network.fingerprint(),
                 "digest": digest,
                 "info": dataclasses.asdict(self.info),
+                "note": note or {},
             }
             write_json(place / "posterior.json", content)
         return Path(folder)

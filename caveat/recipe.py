@@ -1,24 +1,24 @@
 """A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
 import importlib.util
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from caveat import models
-from caveat.data import DataSet, load
+from caveat.data import DataSet, load, prepare
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
 from caveat.posterior import load as load_posterior
 from caveat.priors import GaussianPrior
 from caveat.randomness import seeded
 from caveat.rows import Rows
-from caveat.storage import FORMAT, read_json, write_json
+from caveat.storage import read_json
 from caveat.task import Task
 
 __all__ = ["Recipe", "inputs_of", "read_posterior"]
@@ -42,16 +42,20 @@ class Recipe:
     input_shape: tuple[int, ...]
     n_outputs: int
     class_names: tuple[str, ...]
+    preprocessing: dict[str, Any]
 
     @staticmethod
-    def of(data: DataSet, model: str, likelihood: str) -> "Recipe":
-        """The recipe for a data set that was read."""
+    def of(data: DataSet, source: str, model: str, likelihood: str) -> "Recipe":
+        """The recipe for a data set that was read from a source."""
         name = data.likelihood if likelihood == "auto" else likelihood
-        if ".py:" in model:  # so that the posterior can be used from another folder
+        width = 2 * data.n_outputs if name == "heteroscedastic" else data.n_outputs
+        shape = tuple(data.train.tensors[0].shape[1:])
+        # Paths are kept whole, so that the posterior can be used from another folder.
+        if ".py:" in model:
             path, function = model.rsplit(":", 1)
             model = f"{Path(path).resolve()}:{function}"
-        width = 2 * data.n_outputs if name == "heteroscedastic" else data.n_outputs
-        return Recipe(data.name, model, name, tuple(data.train.tensors[0].shape[1:]), width, data.class_names)
+        source = str(Path(source).resolve()) if Path(source).exists() else source
+        return Recipe(source, model, name, shape, width, data.class_names, data.preprocessing)
 
     def module(self, seed: int) -> nn.Module:
         """A fresh module, its initial weights drawn by a seed."""
@@ -60,46 +64,43 @@ class Recipe:
                 return _from_file(self.model)
             return models.for_data(self.model, self.input_shape, self.n_outputs)
 
-    def task(
-        self, data: DataSet, *, seed: int, prior_precision: float, parameters: str, validation: float, batch_size: int
-    ) -> Task:
+    def task(self, data: DataSet, *, seed: int, prior_precision: float, parameters: str, validation: float) -> Task:
         """The task: this model on the training rows."""
         return Task(
             self.module(seed),
-            DataLoader(data.train, batch_size),
+            data.train,
             _LIKELIHOODS[self.likelihood],
             GaussianPrior(prior_precision),
             validation=validation or None,
             parameters=parameters,
         )
 
-    def write(self, folder: Path) -> None:
-        """Put the recipe beside a posterior."""
-        write_json(folder / "recipe.json", {"format": FORMAT} | asdict(self))
-
 
 def read_posterior(folder: Path, device: torch.device) -> tuple[Posterior, Recipe]:
     """A posterior that the command line wrote, and its recipe."""
-    if not (folder / "recipe.json").exists():
-        raise FileNotFoundError(
-            f"{folder} has no recipe.json, so the model is not known: "
-            "give a folder that `caveat fit` wrote, or use caveat.load"
-        )
-    content: dict[str, Any] = read_json(folder / "recipe.json")
-    content.pop("format")
+    if not (folder / "posterior.json").exists():
+        raise FileNotFoundError(f"{folder} is not a posterior: give a folder that `caveat fit` wrote")
+    content = read_json(folder / "posterior.json")["note"].get("recipe")
+    if content is None:
+        raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
     recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
 
-def inputs_of(name: str, data_dir: Path | None, seed: int) -> Rows:
-    """Inputs to predict: the test rows of a data set, or the array x of an npz file."""
-    path = Path(name)
+def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Rows:
+    """Inputs to predict: the array x of an npz file, prepared as the training data were, or a data set's test rows."""
+    path = Path(source or "")
     if path.suffix == ".npz" and path.is_file():
         with np.load(path, allow_pickle=False) as file:
             if "x" in file.files:
-                return Rows(TensorDataset(torch.as_tensor(file["x"])), needs_targets=False)
-    return Rows(TensorDataset(load(name, data_dir, seed=seed).test.tensors[0]), needs_targets=False)
+                x = prepare(file["x"], recipe.preprocessing)
+                if tuple(x.shape[1:]) != recipe.input_shape:
+                    shape, wanted = list(x.shape[1:]), list(recipe.input_shape)
+                    raise ValueError(f"{path}: a row of x has shape {shape}, the posterior's data have {wanted}")
+                return Rows(TensorDataset(x), needs_targets=False)
+    rows = load(source or recipe.data, data_dir)
+    return Rows(TensorDataset(rows.test.tensors[0]), needs_targets=False)
 
 
 def _from_file(reference: str) -> nn.Module:

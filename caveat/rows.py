@@ -136,10 +136,11 @@ class Rows:
         return moved
 
     def fingerprint(self) -> str:
-        """A digest of the number of rows and of sixteen of them, spread over the data."""
-        digest = hashlib.sha256(str(len(self)).encode())
+        """A digest of the number of rows and the batch size and of the rows: all that are in memory, else sixteen."""
+        digest = hashlib.sha256(f"{len(self)} {self.batch_size}".encode())
+        order = torch.arange(len(self)) if self.in_memory else _spread(len(self), 16)
         with seeded(0):  # for data that are augmented as they are read
-            for x, y in self.batches([_spread(len(self), 16)]):
+            for x, y in self.batches(torch.split(order, 1024)):
                 for tensor in tensors((x, y)):
                     digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                     digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())

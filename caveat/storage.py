@@ -7,7 +7,6 @@ The json carries a checksum of itself and of the tensor file, so a cut or edited
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import typing
@@ -21,6 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from caveat.files import umask, whole_file
 
 __all__ = [
     "FORMAT",
@@ -51,26 +52,6 @@ class CorruptFile(ValueError):  # noqa: N818 - the name says what is wrong
 
 
 @contextmanager
-def _whole(path: Path) -> typing.Iterator[Path]:
-    """A temporary file beside `path` that takes its place only when everything went well."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-@contextmanager
 def new_folder(path: str | Path, overwrite: bool = False) -> typing.Iterator[Path]:
     """A folder that appears at `path` only when the block ends well; an existing one is refused or replaced whole."""
     path = Path(path)
@@ -79,7 +60,7 @@ def new_folder(path: str | Path, overwrite: bool = False) -> typing.Iterator[Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
-        temporary.chmod(0o777 & ~_umask())
+        temporary.chmod(0o777 & ~umask())
         yield temporary
         if path.exists():
             _replace_folder(path, temporary)
@@ -105,7 +86,7 @@ def _replace_folder(path: Path, new: Path) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a json object with a checksum of itself; numbers that are not finite are written as Python reads them."""
     plain = json.loads(json.dumps(content))  # as it will be read: tuples are lists, every key is a string
-    with _whole(path) as temporary:
+    with whole_file(path) as temporary:
         temporary.write_text(json.dumps(plain | {"checksum": _checksum(plain)}, indent=1) + "\n")
 
 
@@ -142,7 +123,7 @@ def write_state(path: Path, state: State) -> str:
         storage = tensor.untyped_storage().data_ptr()
         ready[name] = tensor.clone() if storage in owned else tensor  # safetensors refuses tensors that share memory
         owned.add(storage)
-    with _whole(path) as temporary:
+    with whole_file(path) as temporary:
         names = {group: list(tensors) for group, tensors in state.items()}
         save_file(ready, temporary, metadata={"groups": json.dumps(names)})  # one entry: their order changes by itself
         digest = _digest(temporary)
@@ -151,8 +132,7 @@ def write_state(path: Path, state: State) -> str:
 
 def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
     """Write named arrays as a compressed npz file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _whole(path) as temporary, temporary.open("wb") as file:
+    with whole_file(path) as temporary, temporary.open("wb") as file:
         numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -121,6 +121,7 @@ class Task:
             "network": self.network.fingerprint(),
             "likelihood": describe(self.network.likelihood),
             "prior": describe(self.network.prior),
+            "augment": "none" if self.augment is None else getattr(self.augment, "__qualname__", "given"),
         } | {name: part.fingerprint() for name, part in rows.items() if part is not None}
 
     def _check(self) -> None:

@@ -126,8 +126,9 @@ def test_methods_lists_them_with_their_likelihoods(capsys: pytest.CaptureFixture
         (["fit", "map", "--data", "no_such_set"], 1, "no_such_set"),
         (["fit", "map", "--model", "no_such_model"], 1, "no model 'no_such_model'"),
         (["fit", "map", "--device", "cuda:99"], 1, "cuda"),
-        (["fit", "map", "--validation", "1.0"], 1, "validation=1.0"),
-        (["fit", "map", "--prior-precision", "-2"], 1, "precision=-2"),
+        (["fit", "map", "--device", "abacus"], 1, "--device abacus: must be auto, cpu"),
+        (["fit", "map", "--validation", "1.0"], 2, "validation=1.0): must be in [0, 1)"),
+        (["fit", "map", "--prior-precision", "-2"], 2, "prior_precision=-2.0): must be above 0"),
         (["fit", "map", "--model", "lenet5", "--data", "diabetes"], 1, "lenet5 takes images"),
     ],
 )

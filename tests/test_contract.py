@@ -309,6 +309,16 @@ def test_resumes_after_a_kill_as_if_nothing_had_happened(
     assert not (tmp_path / "posterior.partial").exists()
 
 
+def early_stopped() -> caveat.Posterior:
+    """BatchNorm and early stopping: on several ranks all must stop at the same epoch and hold the same statistics."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    x, y = problem("Categorical")
+    task = caveat.Task(module, DataLoader(TensorDataset(x, y), 16), caveat.Categorical(), validation=0.3)
+    training = caveat.Training(epochs=60, patience=2, learning_rate=0.05)
+    return caveat.fit(task, caveat.MAP(training=training), progress=False)
+
+
 RANKS = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -321,10 +331,14 @@ for name in {names!r}:
     posterior = contract.fitted(name, contract.make_task("Gaussian"))
     x, _ = contract.problem("Gaussian")
     prediction = posterior.predict(x)
+    stops = contract.early_stopped()
+    assert stops.state["params"]["1.running_mean"].isfinite().all()
+    if dist.is_initialized():
+        means = [torch.zeros(16) for _ in range(2)]
+        dist.all_gather(means, stops.state["params"]["1.running_mean"])
+        assert torch.equal(*means), "ranks hold different statistics"
     if not dist.is_initialized() or dist.get_rank() == 0:
         torch.save({{"samples": prediction.samples, "variance": prediction.variance}}, f"{out}/{{name}}.pt")
-if dist.is_initialized():
-    dist.destroy_process_group()
 """
 
 

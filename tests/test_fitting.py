@@ -95,3 +95,39 @@ def test_seconds_count_from_before_the_kill(tmp_path: Path) -> None:
     assert again.seconds() < 50
     again.resume()
     assert again.seconds() > 99
+
+
+def test_what_is_not_inferred_is_taken_from_the_start() -> None:
+    """A MAP over all weights as the start of a fit over the last layer: the first layer is the trained one."""
+    point = caveat.fit(task(), POINT, progress=False)
+    x, y = task().train.everything()
+    whole = task()
+    last = caveat.Task(whole.network.module.requires_grad_(True), (x, y), caveat.Categorical(), parameters="2.*")
+    still = Training(epochs=3, optimizer="sgd", learning_rate=1e-9)
+    trained = float(point.predict(x).log_prob(y).mean())
+    for method in (caveat.SWAG(training=still, rank=0), caveat.MAP(training=still), caveat.MCDropout(rate=1e-9)):
+        posterior = caveat.fit(last, method, start=point, progress=False)
+        assert float(posterior.predict(x).log_prob(y).mean()) == pytest.approx(trained, abs=1e-5)
+        assert posterior.network.names == ("2.weight", "2.bias")
+
+
+def test_costs_of_the_start_count() -> None:
+    posterior = caveat.fit(task(), PATH, start=POINT, progress=False)
+    assert posterior.info.gradient_evaluations == 40 + 2
+
+
+def test_other_labels_batch_sizes_and_augmentation_are_another_task() -> None:
+    x, y = task().train.everything()
+    changed = y.clone()
+    changed[37] = 1 - changed[37]
+
+    def fingerprint(targets: torch.Tensor, batch_size: int = 8, augment: object = None) -> dict[str, str]:
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, targets), batch_size)
+        return caveat.Task(
+            task().network.module.requires_grad_(True), loader, caveat.Categorical(), augment=augment
+        ).fingerprint()  # type: ignore[arg-type]
+
+    same = fingerprint(y)
+    assert fingerprint(y) == same
+    for other in (fingerprint(changed), fingerprint(y, 9), fingerprint(y, augment=lambda x, rng: x)):
+        assert other != same

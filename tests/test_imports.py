@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 
 # A file may import from its own layer and from those below it; methods never import methods.
 LAYERS = [
-    {"knobs", "batches", "randomness", "data", "models"},
+    {"files", "knobs", "batches", "randomness"},
+    {"data", "models"},
     {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage"},
     {"engine"},
     {"methods"},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from caveat import CorruptFile, storage
+from caveat.files import umask
 from caveat.storage import (
     FORMAT,
     decode,
@@ -164,7 +165,7 @@ def test_json_comes_back(tmp_path: Path) -> None:
     assert read_json(path) == CONTENT
     assert list(read_json(path)) == list(CONTENT)
     assert list(tmp_path.iterdir()) == [path]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~storage._umask()
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
 
 
 def test_json_that_python_reads_otherwise_is_still_whole(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "other") as place:
         (place / "missing" / "file").write_text("two")
     assert [p.name for p in tmp_path.iterdir()] == ["deep"]
-    assert target.stat().st_mode & 0o777 == 0o777 & ~storage._umask()
+    assert target.stat().st_mode & 0o777 == 0o777 & ~umask()
 
 
 def test_new_folder_replaces_whole(tmp_path: Path) -> None:

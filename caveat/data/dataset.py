@@ -101,6 +101,17 @@ def assemble(
     return DataSet(name, *datasets, likelihood, n_outputs, class_names, done)
 
 
+def prepare(x: Array, preprocessing: dict[str, Any]) -> Tensor:
+    """New inputs as a data set's own were prepared: brought to [0, 1] where they are pixels, then standardised."""
+    low, high = preprocessing.get("pixel_range", (0.0, 1.0))
+    prepared = (torch.from_numpy(x.astype(np.float64)) - low) / (high - low)
+    if "mean" in preprocessing:
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        mean, std = (torch.tensor(preprocessing[key], dtype=torch.float64).reshape(shape) for key in ("mean", "std"))
+        prepared = (prepared - mean) / std
+    return prepared.float()
+
+
 def _working_dtype(x: Array) -> type[np.floating]:
     return np.float32 if x.dtype == np.uint8 else np.float64
 

@@ -11,9 +11,8 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from caveat.data import uci
 from caveat.data.dataset import Array, import_extra
+from caveat.files import whole_file
 
 RETRIES = 2
 SYSTEM_FOLDER = Path("/usr/share/datasets")  # where Debian's dataset-* packages install
@@ -106,7 +106,8 @@ def _download_source(source: Source, root: Path, base_url: str) -> None:
         (archive,) = (root / source.folder / file for file in source.checksums)
         with tarfile.open(archive) as tar:
             for member in source.members:
-                write_whole(root / member, partial(_extract, tar, member))
+                with whole_file(root / member) as temporary, temporary.open("wb") as file:
+                    _extract(tar, member, file)
         archive.unlink()
 
 
@@ -182,16 +183,5 @@ def locate(name: str, layouts: Sequence[Sequence[str]], data_dir: str | Path | N
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """A compressed npz file, written whole or not at all."""
-    write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write to a temporary neighbour, then move it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ Methods split work in two ways: the rows of a batch (sums are then added up), or
 then exchanged). Both come down to sums: a rank that has nothing to say adds zeros.
 """
 
+import atexit
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,4 +80,11 @@ def current_ranks(device: torch.device) -> Ranks:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
         # Members and chains take their own time, and torchrun ends the others when one fails: waiting long is no fault.
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
+        atexit.register(_leave)
     return Ranks(distributed.get_rank(), distributed.get_world_size())
+
+
+def _leave() -> None:
+    """Leave the group that was joined here, so that no rank is torn down while another still talks to it."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

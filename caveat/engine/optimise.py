@@ -40,7 +40,10 @@ class BatchPart:
 
 
 class Loss(Protocol):
-    """The loss of a rank's part of a batch, and the outputs: the ranks' losses sum to -log p(D, theta) / N."""
+    """The loss of a rank's part of a batch, and the outputs: the ranks' losses sum to what is minimised.
+
+    That is -log p(D, theta) / N, less the prior's part where the prior acts as weight decay.
+    """
 
     def __call__(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Loss and outputs of these rows; `rng` is the same on all ranks."""
@@ -168,7 +171,7 @@ class _Loop:
             self.flops_per_row = _forward_flops(self.network, self.variables, x) / len(y)
         bfloat16 = self.training.precision == "bfloat16"
         with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
-            value, outputs = self.loss(x, y, part, rng)
+            value, outputs = self._loss(x, y, part, rng)
         value.backward()
         now = time.monotonic()
         if self.run.device.type == "cpu" or now - self.looked > 1:  # reading a number waits for the device
@@ -180,6 +183,16 @@ class _Loop:
                 f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
             )
         return value.detach().double()
+
+    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        try:
+            return self.loss(x, y, part, rng)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                f"BatchNorm cannot be trained on {len(y)} row at a time: use a batch_size of at least 2 for each rank"
+            ) from error
 
     def _move(self) -> None:
         trained = self.variables.trained()
@@ -213,6 +226,9 @@ class _Loop:
         """Note the validation loss of the epoch, and keep the values when it is the best so far."""
         if validation is None:
             return
+        shared = torch.tensor(validation, dtype=torch.float64, device=self.run.device)
+        self.run.ranks.add([shared])  # so that all ranks stop at the same epoch
+        validation = float(shared) / self.run.ranks.size
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
         if validation < best and self.training.patience:

@@ -58,7 +58,7 @@ def train_point(
         return Point(params, task.fitted_hyper(network, params, task.validation), [])
     trainee = network.with_fixed(start["params"])
     variables = _variables(trainee, start, run, extra)
-    decay = _decay(task, network)
+    decay, written = _decay(task, network), _written_buffers(task, network)
     forward = forward or (lambda trainee, x, part, rng: trainee.training_pass(x))
     training_pass = torch.compile(forward) if training.compile else forward
 
@@ -80,6 +80,10 @@ def train_point(
 
     def after(epoch: int) -> None:
         variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
+        averages = [variables.buffers[name] for name in written if variables.buffers[name].is_floating_point()]
+        run.ranks.add(averages)  # each rank's statistics are of its own rows: all go on with their mean
+        for buffer in averages if run.ranks.size > 1 else []:
+            buffer /= run.ranks.size
         if after_epoch is not None:
             after_epoch(epoch, variables)
 
@@ -94,7 +98,7 @@ def train_point(
         validate=None if task.validation is None else validation_loss,
         after_epoch=after,
     )
-    owned = {*_written_buffers(task, network), *start["params"]}
+    owned = {*written, *start["params"]}
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
     params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
     return Point(params, task.fitted_hyper(network, params, task.validation), history)

@@ -102,6 +102,19 @@ class Run:
         self.flops += part.flops
         self.warnings.extend(w for w in part.warnings if w not in self.warnings)
 
+    def add_costs_of_ranks(self) -> None:
+        """Count what every rank did alone."""
+        costs = torch.tensor([self.gradient_evaluations, self.flops], dtype=torch.float64, device=self.device)
+        self.ranks.add([costs])
+        self.gradient_evaluations, self.flops = costs.tolist()
+
+    def absorb_start(self, info: Info, *, earlier: bool) -> None:
+        """Count the fit that this one starts from; its time too when it was made by an `earlier`, killed run."""
+        self.gradient_evaluations += info.gradient_evaluations
+        self.flops += info.flops
+        self.warnings.extend(info.warnings)
+        self._seconds_before += info.seconds if earlier else 0.0
+
     def bar(self, total: int, unit: str) -> tqdm:
         """A progress bar on standard error that shows itself after a second."""
         hidden = not (self.progress and self.ranks.first)

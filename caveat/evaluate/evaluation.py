@@ -58,20 +58,22 @@ def evaluate(
     kind = posterior.network.likelihood.kind
     inside: Columns = {}
     found: list[Scored] = []
+    written: dict[str, dict[str, np.ndarray]] = {}
     total = sum(len(part.rows) for part in parts)
     name = label or type(posterior.method).__name__
     with tqdm(total=total, unit="row", desc=f"{name}: predict", delay=1.0, disable=not progress, leave=False) as bar:
         for part in parts:
             arrays = _predict(posterior, part, draws, seed, keep_samples, bar)
             file = f"predictions/{_slug(part.name)}.npz"
-            if place is not None:
-                write_arrays(place / file, arrays)
+            written[file] = arrays
             columns = {name: torch.from_numpy(array) for name, array in arrays.items()}  # what is kept is scored
             inside = inside or columns
             metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
             found.append(Scored(part.name, part.family, part.severity, part.role, len(arrays["rows"]), metrics, file))
     content = _content(posterior, name, class_names, found)
-    if place is not None:
+    if place is not None:  # once everything has been scored, so that a failure leaves earlier results as they are
+        for file, arrays in written.items():
+            write_arrays(place / file, arrays)
         write_json(place / "metrics.json", content)
     return Scores(name, kind, found, content)
 
@@ -130,17 +132,14 @@ def _predict(
         if part.role == "test":
             posterior.network.likelihood.check_targets(y)
             targets = y.to(posterior.network.device)
-        blocks.append({name: column.cpu() for name, column in prediction.columns(targets).items()})
+        blocks.append({name: _plain_type(column) for name, column in prediction.columns(targets).items()})
         if keep_samples:
-            samples.append(prediction.samples.cpu())
+            samples.append(_plain_type(prediction.samples))
         images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]
         bar.update(len(y))
     columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     rows = len(next(iter(columns.values())))
-    arrays = {
-        name: column.numpy().astype(np.float32 if column.is_floating_point() else np.int64)
-        for name, column in columns.items()
-    }
+    arrays: dict[str, np.ndarray] = {name: column.numpy() for name, column in columns.items()}
     arrays["rows"] = part.rows.indices.numpy() if rows == len(part.rows) else np.arange(rows)
     if images and rows == len(part.rows):
         flagged = _flagged(columns)
@@ -148,6 +147,11 @@ def _predict(
     if samples:
         arrays["samples"] = torch.cat(samples, 1).numpy()
     return arrays
+
+
+def _plain_type(column: Tensor) -> Tensor:
+    """On the CPU, as float32 or int64."""
+    return column.cpu().to(torch.float32 if column.is_floating_point() else torch.int64)
 
 
 def _blocks(rows: Rows) -> Iterator[tuple[Inputs, Tensor]]:

@@ -62,6 +62,7 @@ class DeepEnsemble:
                 member = kept[0]["member"]
             run.absorb(part)
             mine[m] = {name: value.to(run.device) for name, value in member.items()}
+        run.add_costs_of_ranks()
         state = {"params": run.ranks.gather(mine, self.members), "hyper": task.hyper}
         return state, run.info(network, f"{self.members} point estimates")
 

@@ -57,6 +57,11 @@ class MCDropout:
         network = task.network.to(run.device)
         probe, _ = next(task.train.batches([torch.arange(1)], run.device))
         places = self._places(network, probe)
+        if not places and self.rate is not None:
+            raise ValueError(
+                f"MCDropout(rate={self.rate}) reached no layer: it comes before every linear and convolutional layer "
+                "but the first, and the network has no such layer; give the network dropout of its own"
+            )
         if not places:
             raise ValueError(
                 "the network has no dropout layers, so every pass would be the same: "

@@ -46,6 +46,8 @@ class SWAG:
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        if self.training.patience:
+            raise ValueError("SWAG averages over every epoch, so it cannot stop early: leave training.patience at 0")
         if self.training.epochs < (3 if self.rank else 2) or self.rank == 1:
             raise ValueError(
                 f"SWAG needs a rank of 0 and 2 epochs, or a rank of at least 2 and 3 epochs, to see a spread; "
@@ -64,27 +66,23 @@ class SWAG:
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Follow SGD, keep moments and the last iterates; refresh BatchNorm at the mean and for each prepared draw."""
         network = task.network.to(run.device)
-        kept = self._kept
         weights = {name: start["params"][name] for name in network.names}
-        extra = {f"{kind}/{name}": torch.zeros_like(w) for kind in ("mean", "square") for name, w in weights.items()}
-        extra |= {f"deviations/{name}": w.new_zeros((kept, *w.shape)) for name, w in weights.items() if kept}
+        extra = {f"{kind}/{name}": torch.zeros_like(w) for kind in ("mean", "spread") for name, w in weights.items()}
+        if self._kept:
+            extra |= {f"deviations/{name}": w.new_zeros((self._kept, *w.shape)) for name, w in weights.items()}
         point = train_point(task, network, start, self.training, run, after_epoch=_collect, extra=extra)
-        state = {
-            kind: {n: extra[f"{kind}/{n}"] for n in weights}
-            for kind in ("mean", "square", "deviations")
-            if kept or kind != "deviations"
-        }
-        variance = {n: (state["square"][n] - state["mean"][n] ** 2).clamp_min(0) for n in weights}
-        state = {"mean": state["mean"], "variance": variance} | ({"deviations": state["deviations"]} if kept else {})
-        centre = dict(state["mean"])
+        kinds = dict.fromkeys(key.split("/", 1)[0] for key in extra)
+        state: State = {kind: {name: extra[f"{kind}/{name}"] for name in weights} for kind in kinds}
+        state["variance"] = {name: s / self.training.epochs for name, s in state.pop("spread").items()}
+        state["buffers"] = {name: value for name, value in point.params.items() if name not in weights}
+        centre = state["mean"] | state["buffers"]
         if has_batchnorm(network):
             centre |= refreshed_statistics(network, centre, task.train)
             state |= self._prepared_draws(state, network, task, run)
         state["hyper"] = task.fitted_hyper(network, centre, task.validation)
-        diagnostics = {"history": point.history, "iterates": self.training.epochs, "median_std": _median_std(variance)}
-        return state, run.info(
-            network, f"Gaussian, diagonal + rank {kept}" if kept else "diagonal Gaussian", diagnostics
-        )
+        diagnostics = {"history": point.history, "median_std": _median_std(state["variance"])}
+        treatment = f"Gaussian, diagonal + rank {self._kept}" if self._kept else "diagonal Gaussian"
+        return state, run.info(network, treatment, diagnostics)
 
     def _prepared_draws(self, state: State, network: Network, task: Task, run: Run) -> State:
         """Seeds of draws, and the BatchNorm statistics of each."""
@@ -109,7 +107,7 @@ class SWAG:
     def _draw(self, state: State, rng: torch.Generator) -> Params:
         kept = len(next(iter(state["deviations"].values()))) if "deviations" in state else 0
         z2 = torch.randn(kept, generator=rng, dtype=torch.float64)
-        drawn: Params = {}
+        drawn: Params = dict(state["buffers"])
         for name, mean in state["mean"].items():
             z1 = torch.randn(mean.shape, generator=rng, dtype=mean.dtype).to(mean.device)
             half = 0.5 if kept else 1.0
@@ -123,14 +121,15 @@ class SWAG:
 
 
 def _collect(epoch: int, variables: Variables) -> None:
-    """Running moments of the iterates, and the last ones less the mean of their time."""
-    for name, weight in variables.weights.items():
-        mean, square = variables.extra[f"mean/{name}"], variables.extra[f"square/{name}"]
-        mean += (weight.detach() - mean) / epoch
-        square += (weight.detach() ** 2 - square) / epoch
+    """Running mean and sum of squared deviations of the iterates (Welford), and the last ones less their mean."""
+    for name, parameter in variables.weights.items():
+        weight, mean, spread = parameter.detach(), variables.extra[f"mean/{name}"], variables.extra[f"spread/{name}"]
+        before = weight - mean
+        mean += before / epoch
+        spread += before * (weight - mean)
         deviations: Tensor | None = variables.extra.get(f"deviations/{name}")
         if deviations is not None:
-            deviations[(epoch - 1) % len(deviations)] = weight.detach() - mean
+            deviations[(epoch - 1) % len(deviations)] = weight - mean
 
 
 def _median_std(variance: Params) -> float:

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from caveat.files import whole_file
 from caveat.report.configuration import configuration_section
 from caveat.report.drawing import graph_objects
 from caveat.report.gallery import gallery_section
@@ -27,7 +28,6 @@ from caveat.report.sections import (
     summary_section,
     table_section,
 )
-from caveat.report.tables import write_whole
 
 
 def write(folder: str | Path, path: str | Path | None = None, title: str = "How far to trust these networks") -> Path:
@@ -49,7 +49,10 @@ def write(folder: str | Path, path: str | Path | None = None, title: str = "How 
         legend=legend(runs),
         body=body,
     )
-    return write_whole(Path(path) if path is not None else Path(folder) / "report.html", page)
+    target = Path(path) if path is not None else Path(folder) / "report.html"
+    with whole_file(target) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="")
+    return target
 
 
 def _asset(name: str) -> str:

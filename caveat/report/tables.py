@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from caveat.files import whole_file
 from caveat.report.runs import Run, Score, Scored
 
 NOTHING = Score(None, None)
@@ -211,19 +210,6 @@ def write_csv(runs: Sequence[Run], path: str | Path) -> Path:
             for metric, score in data.metrics.items():
                 start = [run.label, run.method, data.name, data.family, data.severity]
                 writer.writerow([*start, metric, score.mean, score.stderr])
-    return write_whole(Path(path), text.getvalue())
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Writes a text file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    with whole_file(Path(path)) as temporary:
+        temporary.write_text(text.getvalue(), encoding="utf-8", newline="")
+    return Path(path)

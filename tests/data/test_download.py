@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from caveat.data import download, load
-from caveat.data.download import RETRIES, SOURCES, Source, fetch, write_npz, write_whole
+from caveat.data.download import RETRIES, SOURCES, Source, fetch
 from caveat.data.uci import DATA, GAPS, KEYS, TABLES, remote_files
 
 
@@ -211,18 +211,3 @@ def test_loading_never_downloads(server, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError):
         load("mnist", tmp_path)
     assert server.requested == []
-
-
-def test_a_write_that_fails_keeps_the_old_file(tmp_path):
-    path = tmp_path / "values.npz"
-    write_npz(path, {"a": np.arange(3)})
-    before = path.read_bytes()
-
-    def fail(file):
-        file.write(b"half")
-        raise RuntimeError("disk full")
-
-    with pytest.raises(RuntimeError, match="disk full"):
-        write_whole(path, fail)
-    assert path.read_bytes() == before
-    assert everything_in(tmp_path) == ["values.npz"]

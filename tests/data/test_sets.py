@@ -11,6 +11,7 @@ def test_the_public_names():
     assert set(caveat.data.__all__) == {
         "DataSet",
         "crop_and_flip",
+        "prepare",
         "download",
         "load",
         "names",

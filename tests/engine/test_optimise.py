@@ -130,3 +130,8 @@ def test_the_optimum_does_not_depend_on_the_batch_size() -> None:
         training = Training(epochs=800, optimizer="sgd", learning_rate=0.3, batch_size=batch_size, momentum=0.0)
         found.append(fit(task, training).state["params"]["weight"])
     torch.testing.assert_close(found[0], found[1], atol=5e-3, rtol=0)
+
+
+def test_one_row_at_a_time_is_a_sentence_with_batchnorm() -> None:
+    with pytest.raises(ValueError, match="batch_size of at least 2"):
+        fit(caveat.Task(network(), rows(8), caveat.Categorical()), Training(epochs=1, batch_size=1))

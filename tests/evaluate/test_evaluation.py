@@ -113,3 +113,22 @@ def test_bad_calls_say_what_to_do() -> None:
         caveat.evaluate(posterior, {"clean": (x, y.float())}, progress=False)
     with pytest.raises(ValueError, match="NaN or infinity"):
         caveat.evaluate(posterior, {"clean": (x * float("nan"), y)}, progress=False)
+
+
+def test_a_failure_leaves_earlier_results_as_they_are(tmp_path: Path) -> None:
+    posterior, x, y = classifier()
+    caveat.evaluate(posterior, {"clean": (x, y)}, folder=tmp_path, progress=False)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="a label is 9"):
+        caveat.evaluate(
+            posterior, {"clean": (x + 1, y), "b": (x, torch.full_like(y, 9))}, folder=tmp_path, progress=False
+        )
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_bfloat16_network_can_be_scored(tmp_path: Path) -> None:
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    task = caveat.Task(nn.Linear(3, 2).bfloat16(), (x, (x[:, 0] > 0).long()), caveat.Categorical())
+    posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=2)), progress=False)
+    scores = caveat.evaluate(posterior, {"clean": task.train.dataset}, folder=tmp_path, progress=False)
+    assert scores["clean"]["nll"].mean > 0

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import caveat
 from caveat import Training
@@ -26,6 +26,7 @@ def test_draws_have_the_mean_and_covariance_of_the_formula(rank: int, scale: flo
     state = {
         "mean": {n: torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
         "variance": {n: torch.rand(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
+        "buffers": {},
     }
     if rank:
         state["deviations"] = {
@@ -37,6 +38,7 @@ def test_draws_have_the_mean_and_covariance_of_the_formula(rank: int, scale: flo
     flat = {
         group: torch.cat([v.reshape(len(v), -1) if group == "deviations" else v.reshape(1, -1) for v in t.values()], 1)
         for group, t in state.items()
+        if t
     }
     covariance = scale * torch.diag(flat["variance"][0])
     if rank:
@@ -106,3 +108,43 @@ def test_an_untrained_network_is_refused_with_advice() -> None:
         module.weight.copy_(torch.tensor([[3.0, 0, 0], [-3.0, 0, 0]]))
     with pytest.raises(ValueError, match=r"no better than the label marginals.*start=caveat\.MAP\(\)"):
         caveat.fit(trained_task(module), caveat.SWAG(), progress=False)
+
+
+class Running(nn.Module):
+    """A buffer of its own that training moves, other than BatchNorm's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.centre = 0.5 * self.centre + 0.5 * (x.detach().mean(0) + 3)
+        return self.layer(x - self.centre)
+
+
+def test_buffers_that_training_moved_stay_with_the_draws() -> None:
+    torch.manual_seed(0)
+    task = trained_task(Running())
+    start = caveat.fit(task, caveat.MAP(training=Training(epochs=30)), progress=False)
+    still = Training(epochs=3, optimizer="sgd", learning_rate=1e-9, schedule="constant", warmup=0.0)
+    posterior = caveat.fit(task, caveat.SWAG(training=still), start=start, progress=False)
+    x, _ = task.train.everything()
+    assert "centre" in next(posterior.sample(1))
+    torch.testing.assert_close(posterior.predict(x).probs, start.predict(x).probs, atol=0.05, rtol=0)
+
+
+def test_the_variance_of_weights_far_from_zero_does_not_cancel() -> None:
+    weights = {"w": (3 + 1e-4 * torch.randn(20, 1000, generator=torch.Generator().manual_seed(0)))}
+    variables = Variables({}, extra={"mean/w": torch.zeros(1000), "spread/w": torch.zeros(1000)})
+    for epoch, row in enumerate(weights["w"], start=1):
+        variables.weights["w"] = row
+        swag._collect(epoch, variables)
+    exact = weights["w"].double().var(0, correction=0)
+    torch.testing.assert_close(variables.extra["spread/w"].double() / 20, exact, rtol=0.05, atol=1e-11)
+
+
+def test_it_cannot_stop_early() -> None:
+    with pytest.raises(ValueError, match="cannot stop early"):
+        caveat.SWAG(training=Training(epochs=9, patience=2))
