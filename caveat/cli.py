@@ -132,6 +132,8 @@ class Predict:
         from caveat.recipe import inputs_of, read_posterior
         from caveat.storage import write_arrays
 
+        if self.out.exists():
+            raise FileExistsError(f"--out {self.out} exists: choose another file")
         posterior, recipe = read_posterior(self.posterior, common.place())
         rows = inputs_of(recipe, self.data, self.data_dir)
         arrays = predict_rows(posterior, rows, draws=self.draws, seed=common.seed, progress=not common.quiet)
@@ -164,8 +166,9 @@ class Evaluate:
         from caveat.evaluate import evaluate
         from caveat.recipe import read_posterior
 
-        if not self.posteriors:
-            raise ValueError("--posteriors: name at least one folder that `caveat fit` wrote")
+        names = [folder.resolve().name for folder in self.posteriors]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"--posteriors: name folders that `caveat fit` wrote, of different names, got {names}")
         for folder in self.posteriors:
             posterior, recipe = read_posterior(folder, common.place())
             data = sets.load(self.data or recipe.data, self.data_dir)
@@ -179,8 +182,8 @@ class Evaluate:
                 posterior,
                 inside,
                 ood=outside,
-                folder=self.out / folder.name,
-                label=folder.name,
+                folder=self.out / folder.resolve().name,
+                label=folder.resolve().name,
                 class_names=data.class_names,
                 draws=self.draws,
                 seed=common.seed,
@@ -273,12 +276,17 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code: 0 done, 1 failed with a reason, 2 not understood."""
+    """Run a command line; returns the exit code: 0 done, 1 failed with a reason, 2 not understood, 130 stopped."""
     try:
         import tyro
     except ImportError:
         print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
         return 1
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        from caveat import __version__
+
+        print(__version__)
+        return 0
     commands, runners = _commands()
     try:
         parsed = tyro.cli(commands, prog="caveat", description="Posteriors for PyTorch networks.", args=arguments)
@@ -287,14 +295,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         runners[type(parsed)](parsed)
-    except (ValueError, TypeError, KeyError, OSError, MemoryError, ArithmeticError, ImportError, RuntimeError) as error:
-        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"error: {reason}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
-        print("stopped; a fit with --out goes on from its last checkpoint when started again", file=sys.stderr)
+        print(_stopped(parsed.verb), file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, KeyError, OSError, MemoryError, ArithmeticError, ImportError, RuntimeError) as error:
+        print(f"error: {_reason(error)}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+
+
+def _stopped(verb: Any) -> str:
+    if not isinstance(verb, Fit):
+        return "stopped"
+    kept = [*verb.out.with_name(f"{verb.out.name}.partial").rglob("*.safetensors")]
+    if kept:
+        return "stopped; started again with the same options, the fit goes on from its last checkpoint"
+    return "stopped before the first checkpoint (one is written every ten seconds), so nothing was kept"
 
 
 if __name__ == "__main__":

@@ -46,7 +46,10 @@ def fit(
         note: json of your own, kept in the folder's `posterior.json`.
         progress: show progress of anything over a second on standard error.
     """
+    _check_kinds(method, start)
     place = task.network.device if device is None else torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch sees no GPU here; use device='cpu'")
     target = None if folder is None else Path(folder)
     if target is not None and target.exists():
         raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
@@ -93,6 +96,16 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
     return Posterior(method, detached, task.network.to(run.device), info)
 
 
+def _check_kinds(method: Any, start: Any) -> None:
+    """Classes and names in place of instances are the usual slip."""
+    for name, given in (("method", method), ("start", start)):
+        if isinstance(given, type | str | Path):
+            advice = "caveat.load(folder, model) for a folder, or an instance such as caveat.MAP()"
+            raise TypeError(f"{name}={given!r} is not a method: pass {advice}")
+    if start is not None and method.starts_from == "fresh":
+        raise ValueError(f"{type(method).__name__} draws its own starting weights: leave start= out")
+
+
 def _check_likelihood(method: Method, task: Task) -> None:
     name = type(task.network.likelihood).__name__
     if name in likelihoods.__all__ and name not in method.likelihoods:
@@ -115,7 +128,7 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
         return _from_point(task, start)
     network = task.network.to(run.device)
     params = network.params()
-    if method.starts_from == "scratch":
+    if method.starts_from != "trained":
         return task, {"params": params, "hyper": task.hyper}
     hyper = task.fitted_hyper(network, params)
     reached = float(task.log_likelihood(network, params, hyper))

@@ -60,6 +60,7 @@ class Network:
         parameters: ParameterFilter = "*",
         initialise: Callable[[nn.Module], None] | None = None,
     ) -> None:
+        _check_kinds(module, likelihood, prior)
         self.module = _private_copy(module)
         self.likelihood = likelihood
         self.prior: Prior = GaussianPrior() if prior is None else prior
@@ -67,6 +68,7 @@ class Network:
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.names = _select(self.module, parameters)
         self.module.requires_grad_(False).eval()
+        self.prior.log_prob(self.params())  # a prior that does not fit these weights says so now
 
     def params(self) -> Params:
         """The selected parameters at the module's own values."""
@@ -216,6 +218,16 @@ def _one_tensor(outputs: Any) -> Tensor:
 def _layer(name: str) -> str:
     """The submodule that a parameter or buffer belongs to."""
     return name.rpartition(".")[0]
+
+
+def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
+    """Classes and names in place of instances are the usual slip."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the model must be a torch module, got {module!r}: build one first")
+    if isinstance(likelihood, type) or not hasattr(likelihood, "log_prob"):
+        raise TypeError(f"the likelihood must be an instance such as caveat.Categorical(), got {likelihood!r}")
+    if prior is not None and (isinstance(prior, type) or not hasattr(prior, "log_prob")):
+        raise TypeError(f"the prior must be an instance such as caveat.GaussianPrior(1.0), got {prior!r}")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import nn
 
 from caveat import likelihoods, priors
 from caveat.batches import Inputs, count_rows, first_not_finite
+from caveat.batches import tensors as tensors_in
 from caveat.engine.run import Info
 from caveat.methods import Method, discover
 from caveat.network import Network, Params, unwrapped
@@ -32,7 +33,7 @@ from caveat.storage import (
 __all__ = ["Posterior", "load"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Posterior:
     """A fitted posterior: what it is (`state`), how to use it (`method`, `network`), and what it cost (`info`)."""
 
@@ -40,6 +41,10 @@ class Posterior:
     state: State
     network: Network
     info: Info
+
+    def __repr__(self) -> str:
+        weights, seconds = self.network.n_parameters, self.info.seconds
+        return f"Posterior({self.method!r}, {weights:,} weights, fitted in {seconds:.1f} s)"
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Iterator[Params]:
         """Draws of the weights, n of them."""
@@ -53,9 +58,14 @@ class Posterior:
         Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
         """
         n = self.method.default_draws if draws is None else draws
-        if n < 1:
-            raise ValueError(f"predict(draws={n}): must be at least 1")
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"predict(draws={n!r}): must be a whole number, at least 1")
         x = tuple(x) if isinstance(x, list) else x
+        if not tensors_in(x):
+            raise TypeError(
+                f"predict takes inputs as the module does, a tensor or a dict or tuple of tensors, not a "
+                f"{type(x).__name__}: use torch.from_numpy(x).float() for an array; evaluate(...) reads loaders"
+            )
         self.network.check_inputs(x)
         bad = first_not_finite(x)
         if bad is not None:
@@ -63,6 +73,8 @@ class Posterior:
                 f"the inputs hold NaN or infinity, first in row {bad} of {count_rows(x)}: clean or impute them first"
             )
         outputs, hyper = self.method.outputs(self.state, self.network, x, n, torch.Generator().manual_seed(seed))
+        if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
+            outputs = outputs.float()
         return self.network.likelihood.predictive(outputs, hyper)
 
     def save(self, folder: str | Path, *, overwrite: bool = False, note: dict[str, Any] | None = None) -> Path:

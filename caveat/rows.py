@@ -46,6 +46,8 @@ class Rows:
             kept = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
             self._reading = {name: getattr(data, name) for name in kept}
         dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(dataset, tuple) and any(type(part).__module__ == "numpy" for part in dataset):
+            raise ValueError("the data is a tuple of numpy arrays: make tensors of them, torch.from_numpy(x).float()")
         not_rows = isinstance(dataset, IterableDataset | Tensor | tuple | Mapping | str)
         if not_rows or not hasattr(dataset, "__getitem__"):
             raise ValueError(

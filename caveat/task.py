@@ -28,7 +28,8 @@ class Task:
 
     Args:
         model: the module (copied, never touched).
-        data: training rows: a `DataLoader`, a map-style `Dataset`, or a pair of tensors.
+        data: training rows: a `DataLoader`, a map-style `Dataset`, or a pair of tensors. A loader's batch size is the
+            one of training unless that says otherwise; without a loader it is 128.
         likelihood: what the outputs say about the targets.
         prior: over the weights; `GaussianPrior(1.0)` unless given.
         validation: a share of the rows (split off once, by index), or validation data of their own.
@@ -63,6 +64,12 @@ class Task:
         self.warnings: list[str] = []
         with torch.random.fork_rng(devices=[]):  # for data that are augmented as they are read
             self._check()
+
+    def __repr__(self) -> str:
+        network = self.network
+        held_out = "" if self.validation is None else f", {len(self.validation):,} validation rows"
+        kinds = f"{type(network.module).__name__}, {type(network.likelihood).__name__}"
+        return f"Task({kinds}, {network.n_parameters:,} weights, {self.n:,} rows{held_out})"
 
     @property
     def n(self) -> int:
@@ -189,7 +196,7 @@ def _split(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
     rest = len(rows) - held_out
     if held_out < 1 or rest < 1:
         raise ValueError(
-            f"validation={share} of {len(rows)} rows leaves {rest} to train on and {held_out} to validate with"
+            f"validation={share} of {len(rows)} rows: must be above 0 and below 1 and leave rows on both sides"
         )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     return rows.part(order[held_out:].sort().values), rows.part(order[:held_out].sort().values)

@@ -42,7 +42,10 @@ def test_from_fit_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert {"entropy", "epistemic", "aleatoric"} <= set(arrays.files)
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, x=np.zeros((5, 1, 8, 8), np.float32))
-    code, out, _ = run(capsys, "predict", "--posterior", swag, "--data", inputs, "--out", predictions, "--json")
+    again = ["predict", "--posterior", swag, "--data", inputs, "--json", "--out"]
+    code, _, err = run(capsys, *again, predictions)
+    assert (code, "exists" in err) == (1, True)
+    code, out, _ = run(capsys, *again, tmp_path / "again.npz")
     assert json.loads(out)["rows"] == 5
 
     results = tmp_path / "results"
@@ -122,6 +125,8 @@ def test_methods_lists_them_with_their_likelihoods(capsys: pytest.CaptureFixture
     [
         (["fit", "map", "--training.learning-rate", "-1"], 2, "learning_rate=-1.0): must be above 0"),
         (["fit", "map", "--training.epochs", "many"], 2, "--training.epochs"),
+        (["fit", "swag", "--rank", "-2"], 2, "SWAG(rank=-2): must be at least 0"),
+        (["fit", "deep_ensemble", "--members", "0"], 2, "DeepEnsemble(members=0): must be at least 1"),
         (["fit", "mapp"], 2, "mapp"),
         (["fit", "map", "--data", "no_such_set"], 1, "no_such_set"),
         (["fit", "map", "--model", "no_such_model"], 1, "no model 'no_such_model'"),
@@ -172,3 +177,55 @@ def test_a_damaged_posterior_is_refused(damage: str, tmp_path: Path, capsys: pyt
     assert code == 1
     assert err.startswith("error: ")
     assert not (tmp_path / "o.npz").exists()
+
+
+def test_a_file_of_ones_own_is_found_and_prepared_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    x = 300 + 50 * rng.standard_normal((120, 2))
+    y = 1000 + 0.4 * (x[:, 0] - 300)
+    monkeypatch.chdir(tmp_path)
+    np.savez("mine.npz", x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
+    np.savez("raw.npz", x=x[100:])
+    assert run(capsys, "fit", "map", "--data", "mine.npz", "--out", "p", "--training.epochs", "40", "--quiet")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(capsys, "predict", "--posterior", "../p", "--out", "own.npz", "--quiet")[0] == 0
+    assert run(capsys, "predict", "--posterior", "../p", "--data", "../raw.npz", "--out", "raw.npz", "--quiet")[0] == 0
+    with np.load("own.npz") as own, np.load("raw.npz") as raw:
+        np.testing.assert_allclose(own["mean"], raw["mean"], rtol=1e-5)
+    assert run(capsys, "evaluate", "--posteriors", "../p", "--quiet")[0] == 0
+    code, _, err = run(capsys, "predict", "--posterior", "../p", "--data", "digits", "--out", "o.npz")
+    assert (code, err.startswith("error: ")) == (1, True)
+
+
+def test_posteriors_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "evaluate", "--posteriors", tmp_path / "a" / "map", tmp_path / "b" / "map")
+    assert (code, "of different names" in err) == (1, True)
+
+
+def test_a_stop_says_whether_anything_was_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from caveat.engine import optimise
+    from caveat.engine.run import Run
+
+    def stop(self: object, bar: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optimise._Loop, "run_epoch", stop)
+        code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
+    assert (code, "nothing was kept" in err) == (130, True)
+    keep = optimise._Loop.keep
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: True)
+    monkeypatch.setattr(optimise._Loop, "keep", lambda self: (keep(self), stop(self, None)))
+    code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
+    assert (code, "goes on from its last checkpoint" in err) == (130, True)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import caveat
+
+    assert run(capsys, "--version")[:2] == (0, f"{caveat.__version__}\n")

@@ -80,7 +80,7 @@ def test_describes_itself(name: str) -> None:
     assert dataclasses.is_dataclass(method)
     assert method.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert method.__doc__.strip().splitlines()[0].endswith(".")
-    assert method.starts_from in ("trained", "scratch")
+    assert method.starts_from in ("trained", "scratch", "fresh")
     assert isinstance(method.quick, method)
     assert isinstance(method(), method), "every knob has a default"
     assert method_name(method.quick) == name

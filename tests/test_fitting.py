@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -131,3 +132,54 @@ def test_other_labels_batch_sizes_and_augmentation_are_another_task() -> None:
     assert fingerprint(y) == same
     for other in (fingerprint(changed), fingerprint(y, 9), fingerprint(y, augment=lambda x, rng: x)):
         assert other != same
+
+
+@pytest.mark.parametrize(
+    ("slip", "complaint"),
+    [
+        (lambda t: caveat.fit(t, caveat.MAP), "method=.*is not a method.*caveat.MAP()"),
+        (lambda t: caveat.fit(t, "map"), "method='map' is not a method"),
+        (lambda t: caveat.fit(t, PATH, start="posteriors/map"), "caveat.load"),
+        (lambda t: caveat.fit(t, caveat.DeepEnsemble(), start=POINT), "draws its own starting weights"),
+        (lambda t: caveat.Task(nn.Linear, t.train.dataset, caveat.Categorical()), "must be a torch module"),
+        (lambda t: caveat.Task(nn.Linear(2, 2), t.train.dataset, caveat.Categorical), "likelihood must be an instance"),
+        (lambda t: caveat.Task(nn.Linear(2, 2), t.train.dataset, "categorical"), "likelihood must be an instance"),
+        (
+            lambda t: caveat.Task(nn.Linear(2, 2), t.train.dataset, caveat.Categorical(), 1.0),
+            "prior must be an instance",
+        ),
+        (
+            lambda t: caveat.Task(
+                nn.Linear(2, 2), t.train.dataset, caveat.Categorical(), caveat.GaussianPrior({"z": 1.0})
+            ),
+            "no precision for 'weight'",
+        ),
+        (
+            lambda t: caveat.Task(nn.Linear(2, 2), (np.ones((3, 2)), np.ones(3)), caveat.Categorical()),
+            "torch.from_numpy",
+        ),
+        (lambda t: caveat.Task(nn.Linear(2, 2), t.train.dataset, caveat.Categorical(), validation=2.0), "below 1"),
+        (lambda t: caveat.fit(t, POINT, progress=False).predict(np.ones((3, 2))), "torch.from_numpy"),
+        (lambda t: caveat.fit(t, POINT, progress=False).predict(torch.ones(3, 2), draws=2.5), "whole number"),
+    ],
+)
+def test_the_usual_slips_are_answered_with_a_sentence(slip, complaint: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        slip(task())
+
+
+def test_things_show_what_they_are() -> None:
+    posterior = caveat.fit(task(), POINT, progress=False)
+    assert repr(task()) == "Task(Sequential, Categorical, 42 weights, 60 rows)"
+    assert repr(posterior).startswith("Posterior(MAP(")
+    assert repr(posterior.predict(torch.ones(3, 2))) == "CategoricalPredictive(1 draws of shape [3, 2])"
+
+
+def test_training_that_learns_nothing_and_paths_that_stray_are_warned_about() -> None:
+    x = torch.linspace(0, 100, 60)[:, None]
+    far = caveat.Task(nn.Linear(1, 1), (x, x + 1000), caveat.Gaussian())
+    posterior = caveat.fit(far, caveat.MAP(training=Training(epochs=1)), progress=False)
+    assert "no better than the label marginals" in posterior.info.warnings[0]
+    wild = Training(epochs=4, optimizer="sgd", learning_rate=50.0, schedule="constant", warmup=0.0, clip=1.0)
+    strayed = caveat.fit(task(), caveat.SWAG(rank=0, training=wild), start=POINT, progress=False)
+    assert any("lower training.learning_rate (now 50)" in warning for warning in strayed.info.warnings)

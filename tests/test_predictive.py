@@ -334,6 +334,9 @@ def test_columns_hold_one_row_a_decision_in_the_type_of_the_outputs(index, dtype
     table, without = prediction.columns(targets.double()), prediction.columns()
     assert set(table) - set(without) >= {"targets", "log_prob"}
     widths = {"probs"} if prediction.kind == "classification" else set(table) - {"log_prob"}
+    rows = table.pop("rows")  # which row of the batch a decision belongs to
+    assert torch.equal(rows, torch.arange(5).repeat_interleave(len(rows) // 5))
+    assert torch.equal(without.pop("rows"), rows)
     for name, column in table.items():
         assert column.shape[0] == targets.numel() // (targets.shape[-1] if prediction.kind == "regression" else 1)
         assert column.ndim == (2 if name in widths else 1)

@@ -101,7 +101,19 @@ def train_point(
     owned = {*written, *start["params"]}
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
     params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
-    return Point(params, task.fitted_hyper(network, params, task.validation), history)
+    point = Point(params, task.fitted_hyper(network, params, task.validation), history)
+    _warn_if_nothing_was_learned(task, network, point, run)
+    return point
+
+
+def _warn_if_nothing_was_learned(task: Task, network: Network, point: Point, run: Run) -> None:
+    some = task.train.part(torch.linspace(0, task.n - 1, min(task.n, 2000), dtype=torch.float64).long())
+    reached = float(task.log_likelihood(network, point.params, point.hyper, some))
+    if reached < task.baseline:
+        run.warnings.append(
+            f"training ended no better than the label marginals (log likelihood {reached:.3f} a row against "
+            f"{task.baseline:.3f}): train longer or at another learning rate, or let a regression standardise=True"
+        )
 
 
 def _decay(task: Task, network: Network) -> dict[str, float] | None:

@@ -11,7 +11,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
@@ -20,7 +20,10 @@ from caveat.engine.distributed import Ranks
 from caveat.network import Layer, Network
 from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
 
-__all__ = ["Info", "Run"]
+__all__ = ["Info", "Run", "StartsFrom"]
+
+# "trained" refuses a network that has learned nothing, "scratch" trains the weights it is given, "fresh" draws its own.
+StartsFrom = Literal["trained", "scratch", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Info:
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
     peak_bytes: int = 0  # of the device's allocator, or of this process on a CPU
-    gradient_evaluations: int = 0  # passes over one training row, forward and backward, divided by the rows
+    gradient_evaluations: int = 0  # passes over all training rows, forward and backward
     flops: float = 0.0  # of those passes
     stored_bytes: int = 0
     seed: int = 0
@@ -50,7 +53,7 @@ class Run:
     identity: dict[str, Any] = field(default_factory=dict)  # what the folder belongs to
     progress: bool = False
     label: str = ""
-    seconds_between_checkpoints: float = 30.0
+    seconds_between_checkpoints: float = 10.0
     warnings: list[str] = field(default_factory=list)
     gradient_evaluations: float = 0.0
     flops: float = 0.0
@@ -65,6 +68,7 @@ class Run:
             claimed = read_json(self.folder / "run.json")["identity"]
             own = json.loads(json.dumps(self.identity))  # as it would be read
             different = sorted(key for key in claimed.keys() | own.keys() if claimed.get(key) != own.get(key))
+            different = ["seed"] if "seed" in different else different  # all else follows from it
             if different:
                 raise ValueError(
                     f"{self.folder} holds an unfinished fit with another {', '.join(different)}: "

@@ -75,6 +75,8 @@ def evaluate(
         for file, arrays in written.items():
             write_arrays(place / file, arrays)
         write_json(place / "metrics.json", content)
+        for stale in set((place / "predictions").glob("*.npz")) - {place / file for file in written}:
+            stale.unlink()  # of an earlier evaluation, which this one replaces
     return Scores(name, kind, found, content)
 
 
@@ -97,7 +99,7 @@ class _Part:
 
 def _parts(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Part]:
     """Every data set in the order given, families unfolded."""
-    if not data:
+    if not isinstance(data, Mapping) or not data:
         raise ValueError("evaluate needs at least one data set with targets, as in {'clean': test_loader}")
     parts: list[_Part] = []
     for name, value in data.items():
@@ -126,22 +128,24 @@ def _predict(
     blocks: list[Columns] = []
     samples: list[Tensor] = []
     images: list[Tensor] = []
+    done = 0
     for x, y in _blocks(part.rows):
         prediction = posterior.predict(x, draws=draws, seed=seed)
         targets = None
         if part.role == "test":
             posterior.network.likelihood.check_targets(y)
             targets = y.to(posterior.network.device)
-        blocks.append({name: _plain_type(column) for name, column in prediction.columns(targets).items()})
+        block = {name: _plain_type(column) for name, column in prediction.columns(targets).items()}
+        block["rows"] = part.rows.indices.cpu()[block["rows"] + done]
+        blocks.append(block)
         if keep_samples:
             samples.append(_plain_type(prediction.samples))
         images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]
+        done += len(y)
         bar.update(len(y))
     columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
-    rows = len(next(iter(columns.values())))
     arrays: dict[str, np.ndarray] = {name: column.numpy() for name, column in columns.items()}
-    arrays["rows"] = part.rows.indices.numpy() if rows == len(part.rows) else np.arange(rows)
-    if images and rows == len(part.rows):
+    if images and len(columns["rows"]) == len(part.rows):
         flagged = _flagged(columns)
         arrays |= {"thumbnails": _thumbnails(torch.cat(images), flagged), "thumbnail_rows": flagged.numpy()}
     if samples:

@@ -41,26 +41,31 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
     return _average_within_rows(((lower <= targets) & (targets <= upper)).double())
 
 
-def mean_and_stderr(scores: Tensor) -> tuple[float, float | None]:
+def mean_and_stderr(scores: Tensor, rows: Tensor | None = None) -> tuple[float, float | None]:
     """Mean of per-point scores and its standard error.
 
-    A row's outputs ([N, D]) are averaged first: rows are independent, the outputs of one row are not.
+    A row's outputs ([N, D]) are averaged first: rows are independent, the outputs of one row are not. Where several
+    scores belong to one row (the tokens of a sequence, the labels of an image), `rows` [N] says which, and the standard
+    error is sqrt(G / (G - 1) sum_g (sum_{i in g} (s_i - mean))^2) / N over the G rows.
     The standard error is None for a single row and where a score is infinite (a log probability of zero).
     """
     if scores.ndim == 0 or scores.numel() == 0:
         raise ValueError(f"scores must be [N] or [N, D] with at least one row; given shape {list(scores.shape)}")
     if scores.isnan().any():
         raise ValueError(f"{int(scores.isnan().sum())} of {scores.numel()} scores are NaN: mend them before averaging")
-    rows = _average_within_rows(scores.double())
-    mean = rows.mean().item()
-    if len(rows) == 1 or not math.isfinite(mean):
+    points = _average_within_rows(scores.double())
+    mean = points.mean().item()
+    group = torch.arange(len(points)) if rows is None else rows.unique(return_inverse=True)[1]
+    groups = int(group.max()) + 1
+    if groups == 1 or not math.isfinite(mean):
         return mean, None
-    return mean, rows.std().item() / math.sqrt(len(rows))
+    sums = torch.zeros(groups, dtype=torch.float64).index_add(0, group, points - mean)
+    return mean, math.sqrt(groups / (groups - 1) * sums.square().sum().item()) / len(points)
 
 
-def rmse(squared_errors: Tensor) -> tuple[float, float | None]:
+def rmse(squared_errors: Tensor, rows: Tensor | None = None) -> tuple[float, float | None]:
     """Root of the mean squared error, its standard error by the delta method: se(sqrt(m)) = se(m) / (2 sqrt(m))."""
-    mean, stderr = mean_and_stderr(squared_errors)
+    mean, stderr = mean_and_stderr(squared_errors, rows)
     root = math.sqrt(mean)
     if stderr is None or root == 0.0:  # all errors zero: the standard error is zero as well
         return root, stderr

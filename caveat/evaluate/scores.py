@@ -39,6 +39,9 @@ class Scored:
     metrics: dict[str, Score]
     file: str | None = None  # where the predictions are, relative to the run's folder
 
+    def __str__(self) -> str:
+        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.metrics.items())
+
     def __getitem__(self, metric: str) -> Score:
         if metric not in self.metrics:
             raise KeyError(f"no metric {metric!r} of {self.name!r}: there are {', '.join(self.metrics)}")
@@ -61,30 +64,31 @@ class Scores:
         raise KeyError(f"no data set {name!r}: there are {', '.join(s.name for s in self.data)}")
 
     def __str__(self) -> str:
-        rows = (", ".join(f"{name} {value}" for name, value in scored.metrics.items()) for scored in self.data)
-        return "\n".join([self.label, *(f"  {s.name}: {row}" for s, row in zip(self.data, rows, strict=True))])
+        return "\n".join([self.label, *(f"  {scored}" for scored in self.data)])
 
 
 def score(kind: Kind, columns: Columns) -> dict[str, Score]:
     """Every metric of data with targets."""
-    nll = Score(*mean_and_stderr(-columns["log_prob"]))
+    rows, targets = columns["rows"], columns["targets"]
+
+    def mean(scores: Tensor) -> Score:
+        return Score(*mean_and_stderr(scores, rows))
+
+    nll = mean(-columns["log_prob"])
     if kind == "regression":
-        targets = columns["targets"]
         return {
-            "rmse": Score(*rmse(squared_error(columns["mean"], targets))),
+            "rmse": Score(*rmse(squared_error(columns["mean"], targets), rows)),
             "nll": nll,
-            "crps": Score(*mean_and_stderr(columns["crps"])),
-            "coverage_90": Score(
-                *mean_and_stderr(interval_coverage(columns["lower_90"], columns["upper_90"], targets))
-            ),
+            "crps": mean(columns["crps"]),
+            "coverage_90": mean(interval_coverage(columns["lower_90"], columns["upper_90"], targets)),
             "calibration_error": Score(pit_calibration_error(columns["pit"])),
         }
-    probs, targets = columns["probs"], columns["targets"]
+    probs = columns["probs"]
     right = accuracy(probs, targets)
     return {
-        "accuracy": Score(*mean_and_stderr(right)),
+        "accuracy": mean(right),
         "nll": nll,
-        "brier": Score(*mean_and_stderr(brier(probs, targets))),
+        "brier": mean(brier(probs, targets)),
         "ece": Score(top_label_ece(probs, targets)),
         "marginal_calibration_error": Score(marginal_calibration_error(probs, targets)),
         "risk_coverage_area": Score(risk_coverage_area(columns["entropy"], 1 - right)),

@@ -65,6 +65,8 @@ class Categorical(NothingLearned):
                 "give one weight a class"
             )
         kept = targets[self._kept(targets)].long()
+        if targets.numel() and not kept.numel():
+            raise ValueError(f"every label is ignore_index={self.ignore_index}: there is nothing to learn from")
         low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
         if low < 0 or high >= classes:
             advice = (

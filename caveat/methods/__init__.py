@@ -10,13 +10,13 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info, Run, StartsFrom
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -28,7 +28,7 @@ __all__ = ["Method", "discover", "method_name"]
 class Method(Protocol):
     """What makes a class a method; its dataclass fields are its knobs."""
 
-    starts_from: ClassVar[Literal["trained", "scratch"]]  # "trained" refuses a network that has learned nothing
+    starts_from: ClassVar[StartsFrom]
     likelihoods: ClassVar[tuple[str, ...]]  # names of the likelihoods it supports
     quick: ClassVar[Any]  # an instance that fits digits in under five seconds on two cores
 

@@ -9,13 +9,13 @@ never trained again.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from caveat.engine.draws import pick, push_draws
 from caveat.engine.point import train_point
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
@@ -31,7 +31,7 @@ class DeepEnsemble:
 
     members: Count = 5
     training: Training = Training()
-    starts_from: ClassVar[Literal["trained", "scratch"]] = "scratch"
+    starts_from: ClassVar[StartsFrom] = "fresh"
     likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["DeepEnsemble"]
 
@@ -48,7 +48,7 @@ class DeepEnsemble:
         return self.members * network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Train every member from fresh weights (the start gives the noise, where it is learned)."""
+        """Train every member from fresh weights."""
         network = task.network.to(run.device)
         mine: dict[int, Params] = {}
         for m in run.ranks.mine(range(self.members)):

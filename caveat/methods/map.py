@@ -8,13 +8,13 @@ A point has no epistemic uncertainty, but it is where most other methods start, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from caveat.engine.draws import push_draws
 from caveat.engine.point import train_point
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.temperature import fit_temperature
 from caveat.engine.training import Training
 from caveat.knobs import check_knobs
@@ -31,7 +31,7 @@ class MAP:
 
     temperature: bool = False  # fit one temperature on the task's validation rows
     training: Training = Training()
-    starts_from: ClassVar[Literal["trained", "scratch"]] = "scratch"
+    starts_from: ClassVar[StartsFrom] = "scratch"
     likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["MAP"]
     default_draws: ClassVar[int] = 1

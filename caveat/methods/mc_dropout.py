@@ -9,7 +9,7 @@ differ from row to row and belong to no weight vector, so there are no weight dr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from caveat.batches import Inputs, count_rows, move, slices
 from caveat.engine.draws import PIECE_ROWS
 from caveat.engine.optimise import BatchPart
 from caveat.engine.point import train_point
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
@@ -41,7 +41,7 @@ class MCDropout:
     )
     default_draws: Count = 30  # passes a prediction
     training: Training = Training(epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
-    starts_from: ClassVar[Literal["trained", "scratch"]] = "trained"
+    starts_from: ClassVar[StartsFrom] = "trained"
     likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["MCDropout"]
 

@@ -11,7 +11,7 @@ while fitting (only seeds and statistics are stored) and predictions choose amon
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from caveat.engine.batchnorm import has_batchnorm, refreshed_statistics
 from caveat.engine.draws import pick, push_draws
 from caveat.engine.optimise import Variables
 from caveat.engine.point import train_point
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.network import Network, Params
@@ -40,7 +40,7 @@ class SWAG:
     training: Training = Training(
         epochs=30, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0, clip=1.0
     )
-    starts_from: ClassVar[Literal["trained", "scratch"]] = "trained"
+    starts_from: ClassVar[StartsFrom] = "trained"
     likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["SWAG"]
 
@@ -80,6 +80,15 @@ class SWAG:
             centre |= refreshed_statistics(network, centre, task.train)
             state |= self._prepared_draws(state, network, task, run)
         state["hyper"] = task.fitted_hyper(network, centre, task.validation)
+        before, after = (
+            float(task.log_likelihood(network, params, hyper))
+            for params, hyper in ((start["params"], start["hyper"]), (centre, state["hyper"]))
+        )
+        if after < before - 0.05:
+            run.warnings.append(
+                f"the average of SGD's path fits the training rows worse than its start (log likelihood {after:.3f} a "
+                f"row against {before:.3f}): lower training.learning_rate (now {self.training.learning_rate:g})"
+            )
         diagnostics = {"history": point.history, "median_std": _median_std(state["variance"])}
         treatment = f"Gaussian, diagonal + rank {self._kept}" if self._kept else "diagonal Gaussian"
         return state, run.info(network, treatment, diagnostics)

@@ -7,18 +7,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.protocol import Kind, log_mean_exp, shaped
+from caveat.predictive.protocol import Kind, log_mean_exp, row_numbers, shaped, summary
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CategoricalPredictive:
     """One of C classes a row (or a pixel, or a position of a sequence)."""
 
     log_samples: Tensor  # [S, B, ..., C] log probabilities of each draw
     ignore_index: int = -100
     kind: ClassVar[Kind] = "classification"
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @property
     def samples(self) -> Tensor:
@@ -70,6 +73,7 @@ class CategoricalPredictive:
     def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
         """Probabilities and their decomposition, one row a decision; ignored targets are left out."""
         table = {
+            "rows": row_numbers(self.entropy),
             "probs": self.probs.flatten(0, -2),
             "entropy": self.entropy.flatten(),
             "aleatoric": self.aleatoric.flatten(),
@@ -83,12 +87,15 @@ class CategoricalPredictive:
         return {name: column[kept] for name, column in table.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BernoulliPredictive:
     """Yes or no, for one label or for several independent ones."""
 
     logits: Tensor  # [S, B, ...] of each draw
     kind: ClassVar[Kind] = "classification"
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @cached_property
     def _both(self) -> CategoricalPredictive:

@@ -44,3 +44,15 @@ def shaped(targets: Tensor, shape: torch.Size) -> Tensor:
     if targets.shape != shape and (*targets.shape, 1) != tuple(shape):
         raise ValueError(f"predictions of shape {tuple(shape)} need targets of that shape, got {tuple(targets.shape)}")
     return targets.reshape(shape)
+
+
+def row_numbers(per_decision: Tensor) -> Tensor:
+    """The row of the batch that each decision of [B, ...] belongs to, flat: a row may hold several."""
+    rows = torch.arange(len(per_decision), device=per_decision.device)
+    return rows.repeat_interleave(per_decision[0].numel() if len(per_decision) else 1)
+
+
+def summary(prediction: Predictive) -> str:
+    """What a prediction shows of itself: how many draws, and the shape of one."""
+    draws, *shape = prediction.samples.shape
+    return f"{type(prediction).__name__}({draws} draws of shape {shape})"

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.protocol import Kind, log_mean_exp, shaped
+from caveat.predictive.protocol import Kind, log_mean_exp, row_numbers, shaped, summary
 
 __all__ = ["GaussianPredictive", "PoissonPredictive", "RegressionPredictive"]
 
@@ -18,7 +18,7 @@ CRPS_ELEMENTS = 2**20  # numbers in one working tensor: 8 MB in float64, whateve
 CRPS_COUNTS = 10_000  # a count spread over more values than this is scored as a Gaussian, right to 1 in 10,000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GaussianPredictive:
     """A real number (or several) a row: an equal mixture of Gaussians, one a draw."""
 
@@ -26,6 +26,9 @@ class GaussianPredictive:
     variances: Tensor  # [S, B, ..., D], of each component
     noise: Tensor  # [B, ..., D], the part of the components' variance that is observation noise
     kind: ClassVar[Kind] = "regression"
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @property
     def samples(self) -> Tensor:
@@ -92,12 +95,15 @@ class GaussianPredictive:
         return table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PoissonPredictive:
     """A count a row: an equal mixture of Poisson distributions, one a draw. Sums over counts are taken in float64."""
 
     rates: Tensor  # [S, B, ..., D]
     kind: ClassVar[Kind] = "regression"
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @property
     def samples(self) -> Tensor:
@@ -203,7 +209,8 @@ def _moments(prediction: RegressionPredictive) -> dict[str, Tensor]:
         "lower_90": lower,
         "upper_90": upper,
     }
-    return {name: column.flatten(0, -2) for name, column in table.items()}
+    rows = {"rows": row_numbers(prediction.mean[..., 0])}
+    return rows | {name: column.flatten(0, -2) for name, column in table.items()}
 
 
 def _scores(prediction: RegressionPredictive, targets: Tensor, pit: Tensor) -> dict[str, Tensor]:

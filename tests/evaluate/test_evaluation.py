@@ -97,6 +97,9 @@ def test_regression_and_counts_and_labels(tmp_path: Path) -> None:
         wanted = {"accuracy", "ece"} if name == "Bernoulli" else {"rmse", "crps", "coverage_90"}
         assert wanted <= scores["clean"].metrics.keys()
         assert len(report.read(tmp_path / name)) == 1
+        report.write(tmp_path / name)
+        with np.load(tmp_path / name / "run" / "predictions" / "clean.npz") as file:
+            assert np.array_equal(np.unique(file["rows"]), np.arange(40))
 
 
 def test_bad_calls_say_what_to_do() -> None:
@@ -132,3 +135,10 @@ def test_a_bfloat16_network_can_be_scored(tmp_path: Path) -> None:
     posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=2)), progress=False)
     scores = caveat.evaluate(posterior, {"clean": task.train.dataset}, folder=tmp_path, progress=False)
     assert scores["clean"]["nll"].mean > 0
+
+
+def test_an_earlier_evaluation_is_replaced_whole(tmp_path: Path) -> None:
+    posterior, x, y = classifier()
+    caveat.evaluate(posterior, {"clean": (x, y), "other": (x, y)}, folder=tmp_path, progress=False)
+    caveat.evaluate(posterior, {"clean": (x, y)}, folder=tmp_path, progress=False)
+    assert [path.name for path in (tmp_path / "predictions").iterdir()] == ["clean.npz"]

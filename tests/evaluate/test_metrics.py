@@ -134,3 +134,19 @@ def test_rmse_against_scikit_learn_and_its_stderr_against_many_data_sets():
 def test_rmse_of_perfect_and_single_predictions():
     assert metrics.rmse(torch.zeros(3)) == (0.0, 0.0)
     assert metrics.rmse(torch.tensor([4.0])) == (2.0, None)
+
+
+def test_the_standard_error_of_scores_that_share_rows_is_that_of_the_rows():
+    """Forty copies of one score a row carry no more information than one."""
+    scores = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = torch.arange(50).repeat_interleave(40)
+    mean, stderr = metrics.mean_and_stderr(scores.repeat_interleave(40), rows)
+    assert (mean, stderr) == pytest.approx(metrics.mean_and_stderr(scores))
+    assert metrics.mean_and_stderr(scores, torch.arange(50)) == pytest.approx(metrics.mean_and_stderr(scores))
+    uneven = torch.cat([torch.zeros(30, dtype=torch.long), torch.arange(1, 21)])
+    deviations = scores - scores.mean()
+    sums = torch.stack([deviations[:30].sum(), *deviations[30:]])
+    assert metrics.mean_and_stderr(scores, uneven)[1] == pytest.approx(
+        float((21 / 20 * sums.square().sum()).sqrt() / 50)
+    )
+    assert metrics.mean_and_stderr(scores, torch.zeros(50))[1] is None
