@@ -315,7 +315,7 @@ def test_validation_share_is_disjoint_complete_and_repeatable() -> None:
     assert torch.equal(rows, data()[1][held_out])
     with pytest.raises(ValueError, match=r"validation=0\.01 of 13 rows: must be above 0 and below 1"):
         task(kinds["loader"], validation=0.01)
-    with pytest.raises(ValueError, match="leaves 0 to train on"):
+    with pytest.raises(ValueError, match="leave rows on both sides"):
         task(kinds["loader"], validation=1.0)
 
 
