@@ -6,6 +6,7 @@ then exchanged). Both come down to sums: a rank that has nothing to say adds zer
 
 import atexit
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,6 +86,12 @@ def current_ranks(device: torch.device) -> Ranks:
 
 
 def _leave() -> None:
-    """Leave the group that was joined here, so that no rank is torn down while another still talks to it."""
+    """Leave the group that was joined here, before the interpreter goes.
+
+    gloo's threads let go of the last tensors a moment after an operation is done; where that falls into the end of the
+    interpreter, the process aborts (pytorch pull request 179291). A moment's wait is what there is against it.
+    """
+    time.sleep(0.2)
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    time.sleep(0.2)
