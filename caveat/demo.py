@@ -74,7 +74,7 @@ def _posteriors(task: Task, seed: int, device: torch.device | str, progress: boo
     point: Posterior = fit(task, methods["map"].quick, seed=seed, device=device, progress=progress)
     yield "map", "MAP", point
     tempered = methods["map"](temperature=True, training=Training(epochs=0))
-    yield "map_tempered", "MAP, tempered", fit(task, tempered, start=point, seed=seed, device=device, progress=progress)
+    yield "map_tempered", "MAP tempered", fit(task, tempered, start=point, seed=seed, device=device, progress=progress)
     for name, method in methods.items():
         if name != "map":
             start = point if method.starts_from == "trained" else None
