@@ -72,7 +72,14 @@ class Posterior:
             raise ValueError(
                 f"the inputs hold NaN or infinity, first in row {bad} of {count_rows(x)}: clean or impute them first"
             )
-        outputs, hyper = self.method.outputs(self.state, self.network, x, n, torch.Generator().manual_seed(seed))
+        rng = torch.Generator().manual_seed(seed)
+        try:
+            outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
+            raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
         return self.network.likelihood.predictive(outputs, hyper)

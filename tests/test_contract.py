@@ -137,6 +137,8 @@ def test_batch_of_one_empty_batch_and_number_of_draws(name: str) -> None:
 def test_refuses_bad_inputs(name: str) -> None:
     posterior = fitted(name, make_task())
     x, _ = problem("Categorical")
+    with pytest.raises(ValueError, match=r"could not take these inputs \(shapes \[\(60, 3\)\]\)"):
+        posterior.predict(x[:, :3])
     with pytest.raises(ValueError, match=r"float64 but the network's weights are torch\.float32"):
         posterior.predict(x.double())
     x[3, 1] = float("nan")
