@@ -65,6 +65,7 @@ class Network:
         self.likelihood = likelihood
         self.prior: Prior = GaussianPrior() if prior is None else prior
         self.initialise = initialise
+        self.found: dict[Any, Any] = {}  # what engines found out about the module at a cost, and need again
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.names = _select(self.module, parameters)
         self.module.requires_grad_(False).eval()
@@ -147,6 +148,7 @@ class Network:
         if torch.device(device) == self.device:
             return self
         moved = copy.copy(self)
+        moved.found = {}
         moved.module = _copied(self.module).to(device)
         return moved
 
@@ -168,12 +170,27 @@ class Network:
     def with_fixed(self, values: Params) -> "Network":
         """A network whose parameters and buffers of these names have these values."""
         own = copy.copy(self)
+        own.found = {}
         own.module = _copied(self.module)
         targets = dict(own.module.named_parameters()) | dict(own.module.named_buffers())
         with torch.no_grad():
             for name, value in values.items():
                 targets[name].copy_(value)
         return own
+
+    def restricted(self, names: Iterable[str]) -> "Network":
+        """This network with fewer parameters that inference is about; the same one each time."""
+        kept = set(names)
+        wanted = tuple(name for name in self.names if name in kept)
+        if wanted == self.names:
+            return self
+        key = ("restricted", wanted)
+        if key not in self.found:
+            own = copy.copy(self)
+            own.found, own.names = {}, wanted
+            self.found[key] = own
+        restricted: Network = self.found[key]
+        return restricted
 
     @property
     def n_parameters(self) -> int:

@@ -1,5 +1,6 @@
 """A posterior: what a fit found, and what it is for. Predict from it, sample it, save it, load it."""
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -8,15 +9,17 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from caveat import likelihoods, priors
 from caveat.batches import Inputs, count_rows, first_not_finite
 from caveat.batches import tensors as tensors_in
-from caveat.engine.run import Info
+from caveat.engine.distributed import current_ranks
+from caveat.engine.run import Info, Run
 from caveat.methods import Method, discover
 from caveat.network import Network, Params, unwrapped
 from caveat.predictive import Predictive
+from caveat.rows import Data, Rows
 from caveat.storage import (
     FORMAT,
     CorruptFile,
@@ -57,9 +60,57 @@ class Posterior:
 
         Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
         """
+        if draws is not None and (not isinstance(draws, int) or draws < 1):
+            raise ValueError(f"predict(draws={draws!r}): must be a whole number, at least 1")
         n = self.method.default_draws if draws is None else draws
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"predict(draws={n!r}): must be a whole number, at least 1")
+        x = self._checked(x)
+        if n == 0:
+            mean, covariance = self.moments(x)
+            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
+            return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
+        rng = torch.Generator().manual_seed(seed)
+        with _shapes_in_errors(x):
+            outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
+        if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
+            outputs = outputs.float()
+        return self.network.likelihood.predictive(outputs, hyper)
+
+    def moments(self, x: Inputs, *, joint: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean of the outputs, [B, ...], and their covariance, where the method has them in closed form.
+
+        The covariance is that of each row's D outputs, [B, D, D], or, with `joint`, of all rows together, [B D, B D].
+        """
+        x = self._checked(x)
+        with _shapes_in_errors(x):
+            found = self.method.moments(self.state, self.network, x, joint)
+        if found is None:
+            raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
+        return found
+
+    def update(self, data: Data, *, seed: int = 0, progress: bool = True) -> "Posterior":
+        """This posterior with more data taken in, where the method can do that without a new fit."""
+        rows = Rows(data)
+        ranks = current_ranks(self.network.device)
+        run = Run(seed, self.network.device, ranks, progress=progress, label=f"{type(self.method).__name__} update")
+        x, y = next(iter(rows.batches([torch.arange(min(2, len(rows)))], self.network.device)))
+        self.network.check_inputs(x)
+        with torch.no_grad(), _shapes_in_errors(x):
+            self.network.likelihood.check(self.network(self.network.params(), x), y)
+        self.network.likelihood.check_targets(rows.targets())
+        state = self.method.update(self.state, self.network, rows, run)
+        rows_before = self.info.diagnostics.get("updated_with_rows", 0)
+        info = dataclasses.replace(
+            self.info,
+            seconds=self.info.seconds + run.seconds(),
+            flops=self.info.flops + run.flops,
+            gradient_evaluations=self.info.gradient_evaluations + round(run.gradient_evaluations),
+            warnings=list(dict.fromkeys([*self.info.warnings, *run.warnings])),
+            diagnostics=self.info.diagnostics | {"updated_with_rows": rows_before + len(rows)},
+        )
+        return dataclasses.replace(self, state=state, info=info)
+
+    def _checked(self, x: Inputs) -> Inputs:
+        """The inputs, once it is known that the network can take them."""
         x = tuple(x) if isinstance(x, list) else x
         if not tensors_in(x):
             raise TypeError(
@@ -72,17 +123,7 @@ class Posterior:
             raise ValueError(
                 f"the inputs hold NaN or infinity, first in row {bad} of {count_rows(x)}: clean or impute them first"
             )
-        rng = torch.Generator().manual_seed(seed)
-        try:
-            outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
-            raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
-        if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
-            outputs = outputs.float()
-        return self.network.likelihood.predictive(outputs, hyper)
+        return x
 
     def save(self, folder: str | Path, *, overwrite: bool = False, note: dict[str, Any] | None = None) -> Path:
         """Write the posterior to a folder, whole or not at all; no data are needed to predict from it.
@@ -158,6 +199,18 @@ def load(
     state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
     posterior = Posterior(described["method"], state, network, Info(**content["info"]))
     return posterior.to(network.device if device is None else device)
+
+
+@contextlib.contextmanager
+def _shapes_in_errors(x: Inputs) -> Iterator[None]:
+    """What the network says about inputs that it cannot take, with their shapes."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
+        raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
 
 
 def _known_classes() -> list[type]:

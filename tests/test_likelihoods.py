@@ -153,7 +153,8 @@ def _grid(output, values, likelihood, hyper):
 def test_fisher_factor_against_the_mean_outer_product_of_scores(likelihood):
     outputs, targets, hyper = case(likelihood, 3)
     factor = likelihood.fisher_factor(outputs, targets, hyper)
-    assert factor.shape == (3, outputs.shape[1], outputs.shape[1])
+    rank = outputs.shape[1] - isinstance(likelihood, Categorical)  # softmax does not see a shift of all logits
+    assert factor.shape == (3, outputs.shape[1], rank)
     expectation = enumerated(likelihood, hyper)
     for row in range(3):
         possible, weights = expectation(outputs[row])
@@ -178,10 +179,10 @@ HESSIANS = [
 @pytest.mark.parametrize("likelihood", HESSIANS, ids=repr)
 def test_fisher_information_is_the_hessian_where_they_coincide(likelihood, positions):
     outputs, targets, hyper = case(likelihood, *positions)
-    axis = likelihood.class_axis if isinstance(likelihood, Categorical) else -1
+    axis = likelihood.output_axis
     last = outputs.movedim(axis, -1)  # [1, ..., C]
     hessian = torch.func.hessian(lambda o: -likelihood.log_prob(o.movedim(-1, axis), targets, hyper).sum())(last)
-    factor = likelihood.fisher_factor(outputs, targets, hyper).flatten(0, -3)  # [positions, C, C]
+    factor = likelihood.fisher_factor(outputs, targets, hyper).flatten(0, -3)  # [positions, C, rank]
     expected = torch.block_diag(*(factor @ factor.mT))  # positions carry information independently
     torch.testing.assert_close(expected, hessian.reshape(last.numel(), last.numel()))
 
@@ -200,13 +201,19 @@ def test_the_heteroscedastic_hessian_is_indefinite_while_the_fisher_information_
 
 
 @pytest.mark.parametrize("likelihood", [*ALL, HESSIANS[2]], ids=repr)
-def test_noise_is_the_factor_times_standard_normals_in_the_outputs_layout(likelihood):
+def test_noise_is_a_factor_times_standard_normals_in_the_outputs_layout(likelihood):
     outputs, targets, hyper = case(likelihood, 5, 3, 2)
     noise = likelihood.sample_noise(outputs, targets, hyper, torch.Generator().manual_seed(3))
     assert noise.shape == outputs.shape
-    axis = likelihood.class_axis if isinstance(likelihood, Categorical) else -1
+    axis = likelihood.output_axis
     e = normal(*outputs.movedim(axis, -1).shape, seed=3)
     factor = likelihood.fisher_factor(outputs, targets, hyper)
+    if isinstance(likelihood, Categorical):  # the symmetric square factor, which needs no basis
+        p, root_weight = likelihood._probs_and_weight(outputs, targets)
+        square = torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
+        square = square * root_weight[..., None, None]
+        torch.testing.assert_close(square @ square.mT, factor @ factor.mT)
+        factor = square
     torch.testing.assert_close(noise.movedim(axis, -1), (factor @ e.unsqueeze(-1)).squeeze(-1))
 
 
@@ -462,7 +469,7 @@ def test_the_mixture_of_draws_is_the_mean_of_their_probabilities(likelihood, dra
 def test_softmax_carries_no_information_along_the_constant(classes, rows, scale, seed):
     outputs, targets = scale * normal(rows, classes, seed=seed), labels(classes, rows, seed=seed)
     factor = Categorical().fisher_factor(outputs, targets, {})
-    torch.testing.assert_close(factor.sum(-2), torch.zeros(rows, classes, dtype=DOUBLE), rtol=0, atol=1e-12)
+    torch.testing.assert_close(factor.sum(-2), torch.zeros(rows, classes - 1, dtype=DOUBLE), rtol=0, atol=1e-12)
     shifted = Categorical().log_prob(outputs + 7, targets, {})
     torch.testing.assert_close(shifted, Categorical().log_prob(outputs, targets, {}), rtol=1e-9, atol=1e-9)
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["free_bytes", "peak_bytes", "refuse_if_too_large", "reset_peak", "words"]
+from caveat.batches import Inputs
+from caveat.network import Network, Params
+
+__all__ = ["forward_flops", "free_bytes", "peak_bytes", "refuse_if_too_large", "reset_peak", "words"]
 
 
 def reset_peak(device: torch.device) -> None:
@@ -63,3 +66,12 @@ def words(count: int) -> str:
     units = ("kB", "MB", "GB", "TB")
     power = next((p for p in (1, 2, 3) if count / 1000**p < 999.95), 4)
     return f"{count / 1000**power:.1f} {units[power - 1]}"
+
+
+def forward_flops(network: Network, params: Params, x: Inputs) -> float:
+    """Floating-point operations of one forward pass over these inputs, counted by torch."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(params, x)
+    return float(counter.get_total_flops())

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
+from caveat.engine.run import Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.rows import Rows
 from caveat.storage import State
 
-__all__ = ["PIECE_ROWS", "forward_in_pieces", "pick", "push_draws"]
+__all__ = ["PIECE_ROWS", "forward_in_pieces", "no_moments", "no_update", "pick", "push_draws"]
 
 PIECE_ROWS = 512  # rows that go through the module at once
 
@@ -43,3 +45,13 @@ def pick(count: int, n: int, rng: torch.Generator) -> list[int]:
     whole, rest = divmod(n, count)
     chosen = torch.randperm(count, generator=rng)[:rest].sort().values.tolist()
     return [*range(count)] * whole + chosen
+
+
+def no_moments(method: Any, state: State, network: Network, x: Inputs, joint: bool = False) -> None:
+    """The `moments` of a method whose outputs have no closed form."""
+    return None
+
+
+def no_update(method: Any, state: State, network: Network, rows: Rows, run: Run) -> State:
+    """The `update` of a method that cannot take more data without fitting again."""
+    raise TypeError(f"{type(method).__name__} cannot take more data once it is fitted: fit it again with all of them")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, first_not_finite, map_tensors
+from caveat.engine.cost import forward_flops
 from caveat.engine.run import Run
 from caveat.engine.training import Training
 from caveat.likelihoods import Hyper
@@ -168,7 +169,9 @@ class _Loop:
         occupied = sum(len(part) > 0 for part in parts)
         part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), 1 / occupied)
         if self.flops_per_row is None:
-            self.flops_per_row = _forward_flops(self.network, self.variables, x) / len(y)
+            weights = self.variables.weights  # only those of the network itself: a method may train others
+            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
+            self.flops_per_row = forward_flops(self.network, known, x) / len(y)
         bfloat16 = self.training.precision == "bfloat16"
         with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
             value, outputs = self._loss(x, y, part, rng)
@@ -310,16 +313,6 @@ def _optimizer(
         raise ValueError("optimizer='adamw' needs a Gaussian prior of one precision a tensor: use 'adam' or 'sgd'")
     run.warnings.append("adamw: the prior acts as decoupled weight decay, so the result is not the MAP")
     return torch.optim.AdamW(groups, rate)
-
-
-def _forward_flops(network: Network, variables: Variables, x: Inputs) -> float:
-    """Floating-point operations of one forward pass over these inputs, counted by torch."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    known = {name: t.detach() for name, t in variables.weights.items() if name in set(network.names)}
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network(known, x)
-    return float(counter.get_total_flops())
 
 
 def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -130,9 +131,12 @@ class Run:
 
     def checkpoint(self, carry: State, note: dict[str, Any]) -> None:
         """Keep what is needed to go on from here: tensors, and json beside them."""
+        started = time.monotonic()
         if self.ranks.first:
             self.append("checkpoint", carry, note)
         self._saved_at = time.monotonic()
+        # Large carries take long to write: not more than a twentieth of the time goes into it.
+        self.seconds_between_checkpoints = max(self.seconds_between_checkpoints, 20 * (self._saved_at - started))
 
     def resume(self) -> tuple[State, dict[str, Any]] | None:
         """The last checkpoint, or None when there is none."""
@@ -168,8 +172,13 @@ class Run:
         if self.folder is not None:
             shutil.rmtree(self.folder)
 
-    def info(self, network: Network, treatment: str, diagnostics: dict[str, Any] | None = None) -> Info:
-        """What there is to say when every selected parameter is treated alike."""
+    def info(
+        self,
+        network: Network,
+        treatment: str | Callable[[Layer], str],
+        diagnostics: dict[str, Any] | None = None,
+    ) -> Info:
+        """What there is to say; `treatment` is that of all selected parameters, or says it layer by layer."""
         coverage = [
             {
                 "layer": layer.name or "(module)",
@@ -183,7 +192,9 @@ class Run:
         return Info(coverage, diagnostics or {}, list(self.warnings))
 
 
-def _treated(layer: Layer, treatment: str) -> str:
+def _treated(layer: Layer, treatment: str | Callable[[Layer], str]) -> str:
     if not layer.selected:
         return "fixed"
+    if not isinstance(treatment, str):
+        treatment = treatment(layer)
     return treatment if layer.selected == layer.parameters else f"{treatment}, in part"

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from caveat.engine.search import golden_section
 from caveat.likelihoods import Hyper, Likelihood
 
 __all__ = ["fit_temperature"]
@@ -27,17 +28,5 @@ def fit_temperature(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hy
         }
         return -float(likelihood.predictive(outputs, tempered).log_prob(targets).mean())
 
-    golden = (math.sqrt(5) - 1) / 2
-    low, high = -5.0, 5.0
-    left, right = high - golden * (high - low), low + golden * (high - low)
-    f_left, f_right = loss(left), loss(right)
-    while high - low > 1e-6:
-        if f_left < f_right:
-            high, right, f_right = right, left, f_left
-            left = high - golden * (high - low)
-            f_left = loss(left)
-        else:
-            low, left, f_left = left, right, f_right
-            right = low + golden * (high - low)
-            f_right = loss(right)
-    return hyper | {"temperature": torch.tensor(math.exp((low + high) / 2), dtype=torch.float64, device=outputs.device)}
+    best = math.exp(golden_section(loss, -5.0, 5.0))
+    return hyper | {"temperature": torch.tensor(best, dtype=torch.float64, device=outputs.device)}

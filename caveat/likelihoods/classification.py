@@ -15,6 +15,7 @@ from caveat.likelihoods.protocol import (
     by_output,
     check_shape,
     examples,
+    probit,
     shape_of,
     standard_normal,
     temperature,
@@ -105,11 +106,24 @@ class Categorical(NothingLearned):
             weight = weight * p.new_tensor(self.class_weights)[targets.long() * kept]
         return p, weight.sqrt()
 
+    @property
+    def output_axis(self) -> int:
+        """Where the classes are."""
+        return self.class_axis
+
     def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
-        """R = diag(sqrt p) - p sqrt(p)^T, exact: R R^T = diag(p) - p p^T."""
+        """R = diag(r) Q with r = sqrt(p) and Q a basis of what is orthogonal to r, exact: R R^T = diag(p) - p p^T.
+
+        Q is all but the first column of the Householder reflection I - u u^T / (1 + r_1), u = r + e_1, that takes r to
+        -e_1: there is no direction for a shift of all logits, so [B, ..., C, C - 1] is enough.
+        """
         p, root_weight = self._probs_and_weight(outputs, targets)
-        factor = torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
-        return factor * root_weight[..., None, None]
+        r = p.sqrt()
+        u = torch.cat([r[..., :1] + 1, r[..., 1:]], -1)
+        reflection = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) - (
+            u.unsqueeze(-1) * (u / (1 + r[..., :1])).unsqueeze(-2)
+        )
+        return r.unsqueeze(-1) * reflection[..., 1:] * root_weight[..., None, None]
 
     def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
         """sqrt(p) e - p (sqrt(p) . e) without forming R."""
@@ -122,6 +136,10 @@ class Categorical(NothingLearned):
         """Softmax of logits / temperature for each draw."""
         logits = outputs.movedim(self.class_axis + 1 if self.class_axis > 0 else self.class_axis, -1)
         return CategoricalPredictive((logits / temperature(hyper, logits)).log_softmax(-1), self.ignore_index)
+
+    def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> CategoricalPredictive:
+        """Softmax of every logit by the probit approximation: what is uncertain is not told from what is noise."""
+        return self.predictive(probit(mean, variance, hyper).unsqueeze(0), hyper)
 
 
 @dataclass(frozen=True)
@@ -163,3 +181,7 @@ class Bernoulli(NothingLearned, DiagonalFisher):
     def predictive(self, outputs: Tensor, hyper: Hyper) -> BernoulliPredictive:
         """Sigmoid of logits / temperature for each draw."""
         return BernoulliPredictive(outputs / temperature(hyper, outputs))
+
+    def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> BernoulliPredictive:
+        """Sigmoid of the logit by the probit approximation: what is uncertain is not told from what is noise."""
+        return self.predictive(probit(mean, variance, hyper).unsqueeze(0), hyper)

@@ -1,5 +1,6 @@
 """What every likelihood offers, and what several of them share."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
@@ -18,6 +19,10 @@ class Likelihood(Protocol):
 
     kind: ClassVar[Kind]
     tempered: ClassVar[bool]  # whether hyper["temperature"] has a meaning
+
+    @property
+    def output_axis(self) -> int:
+        """The axis of the outputs whose entries belong to one target; the others are rows and positions."""
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise a ValueError when the shapes, types or values do not fit."""
@@ -38,13 +43,16 @@ class Likelihood(Protocol):
         """Mean log likelihood of a row under the best prediction that is the same for all rows and positions."""
 
     def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
-        """R with R R^T = Fisher information of the outputs, [B, ..., C, C]."""
+        """R with R R^T = Fisher information of the outputs, [B, ..., C, rank]."""
 
     def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
         """R e with e standard normal: noise of the outputs' shape whose covariance is the Fisher information."""
 
     def predictive(self, outputs: Tensor, hyper: Hyper) -> Predictive:
         """The prediction from outputs [S, B, ...] of S draws."""
+
+    def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> Predictive:
+        """The prediction from the mean and variance of Gaussian outputs, [B, ...] each, without draws."""
 
 
 class NothingLearned:
@@ -61,6 +69,8 @@ class NothingLearned:
 
 class DiagonalFisher(ABC):
     """Likelihoods whose outputs carry information independently: R is diagonal."""
+
+    output_axis: ClassVar[int] = -1
 
     @abstractmethod
     def _fisher_root(self, outputs: Tensor, hyper: Hyper) -> Tensor:
@@ -109,6 +119,12 @@ def per_draw(value: Tensor, outputs: Tensor, base: int) -> Tensor:
     if value.ndim > base:
         value = value.reshape(len(value), *[1] * (outputs.ndim - 1 - base), *value.shape[1:])
     return value.to(outputs)
+
+
+def probit(mean: Tensor, variance: Tensor, hyper: Hyper) -> Tensor:
+    """Logits whose sigmoid is the mean sigmoid of Gaussian logits: MacKay's mean / sqrt(1 + pi/8 variance)."""
+    heat = temperature(hyper, mean)
+    return mean / (1 + math.pi / 8 * variance / heat**2).sqrt()
 
 
 def temperature(hyper: Hyper, outputs: Tensor) -> Tensor:

@@ -90,6 +90,10 @@ class Gaussian(DiagonalFisher):
         """A Gaussian around each draw's output, in the targets' units."""
         return _gaussian_predictive(outputs, 2 * per_draw(hyper["log_noise"], outputs, base=1), hyper)
 
+    def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> GaussianPredictive:
+        """A Gaussian, exactly: its variance is the outputs' and the noise's."""
+        return _with_variance(self.predictive(mean.unsqueeze(0), hyper), variance, hyper)
+
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(DiagonalFisher):
@@ -140,6 +144,12 @@ class HeteroscedasticGaussian(DiagonalFisher):
         mean, log_variance = outputs.chunk(2, -1)
         return _gaussian_predictive(mean, log_variance, hyper)
 
+    def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> GaussianPredictive:
+        """The Gaussian of the prediction's own mean and variance; the noise is the mean of a log-normal."""
+        (centre, log_noise), (spread, noise_spread) = mean.chunk(2, -1), variance.chunk(2, -1)
+        outputs = torch.cat([centre, log_noise + noise_spread / 2], -1)
+        return _with_variance(self.predictive(outputs.unsqueeze(0), hyper), spread, hyper)
+
 
 @dataclass(frozen=True)
 class Poisson(NothingLearned, DiagonalFisher):
@@ -183,6 +193,10 @@ class Poisson(NothingLearned, DiagonalFisher):
         """A Poisson at each draw's rate."""
         return PoissonPredictive(within_range(outputs.exp()))
 
+    def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> PoissonPredictive:
+        """There is none."""
+        raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
+
 
 def _check_real(name: str, targets: Tensor) -> None:
     if not targets.is_floating_point():
@@ -222,3 +236,10 @@ def _gaussian_predictive(means: Tensor, log_variances: Tensor, hyper: Hyper) -> 
     scale, shift = (per_draw(hyper[name], means, base=1) for name in ("target_scale", "target_mean"))
     variances = within_range(log_variances.exp() * temperature(hyper, means) * scale**2).expand_as(means)
     return GaussianPredictive(means * scale + shift, variances, noise=variances.mean(0))
+
+
+def _with_variance(prediction: GaussianPredictive, variance: Tensor, hyper: Hyper) -> GaussianPredictive:
+    """A single component that is wider by the variance of its mean, given in the outputs' units."""
+    scale = per_draw(hyper["target_scale"], prediction.means, base=1)
+    wider = prediction.variances + within_range(variance.clamp_min(0) * scale**2)
+    return GaussianPredictive(prediction.means, wider, prediction.noise)

@@ -19,6 +19,7 @@ from caveat.batches import Inputs
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.rows import Rows
 from caveat.storage import State
 from caveat.task import Task
 
@@ -34,7 +35,7 @@ class Method(Protocol):
 
     @property
     def default_draws(self) -> int:
-        """How many draws a prediction uses unless told otherwise."""
+        """How many draws a prediction uses unless told otherwise; 0 where it has a closed form."""
 
     def memory(self, network: Network) -> int:
         """Bytes that the fitted state and its making need, beside one pass of training."""
@@ -47,6 +48,12 @@ class Method(Protocol):
 
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
         """Outputs of n draws, [S, B, ...], and the hyper that goes with them."""
+
+    def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
+        """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint [B D, B D]; None where not closed."""
+
+    def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
+        """The state with more data taken in; a TypeError where that takes a new fit."""
 
 
 @cache

@@ -1,0 +1,367 @@
+"""How fast the Laplace methods are, and what memory they take, against laplace-torch 0.3 (Daxberger et al., 2021).
+
+    python benchmarks/laplace.py                                      # our side alone
+    python benchmarks/laplace.py --peer laplace-torch/bin/python      # both: about an hour on two CPU cores
+    python benchmarks/laplace.py --peer ... --case lenet5 --method subnetwork
+    python benchmarks/laplace.py --device cuda                        # on a GPU
+
+laplace-torch lives in an environment of its own. Its requirements would replace torch, so they are named one by one
+(torchvision, which it also asks for, is not needed):
+
+    python3.11 -m venv laplace-torch
+    laplace-torch/bin/pip install torch==2.13.0 numpy scipy tqdm opt_einsum einops jaxtyping packaging \
+        lightning-utilities safetensors
+    laplace-torch/bin/pip install --no-deps laplace-torch==0.3 asdfghjkl==0.1a4 backpack-for-pytorch==1.7.1 \
+        curvlinops-for-pytorch==3.0.1 einconv==0.1.0 linear_operator==0.6.1 unfoldNd==0.2.3 torchmetrics==1.9.0
+
+Both sides get the same module, weights, rows, prior precision (1) and likelihood, and predict by the probit formula
+from linearised outputs. Every measurement is a process of its own, after a fit of four rows that is not timed; memory
+is that process's peak above what it held with network and data loaded. laplace-torch runs with whichever of its
+backends, and of the batch sizes of the case, is fastest, which is found first; Caveat chooses its own batches. Repeats
+alternate between the two, the table gives medians. Labels are the network's own choices, its last layer scaled so that
+it is fairly sure of them.
+"""
+
+import argparse
+import csv
+import dataclasses
+import importlib
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from caveat import models
+from caveat.engine.cost import peak_bytes, reset_peak
+
+SUBNETWORK = 1000  # weights, drawn at random from the whole network
+FEW = 4  # rows of the fit that is not timed, and of the comparison of what the two sides say
+METHODS = ("subnetwork", "last layer", "diagonal", "kronecker")
+BACKENDS = ("CurvlinopsGGN", "BackPackGGN", "AsdlGGN")  # of laplace-torch; the first is its default
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the shape of a row, how many rows, and the batch sizes that laplace-torch may choose from."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    rows: int
+    batches: tuple[int, ...]
+
+
+CASES = {
+    "mlp": Case(lambda: models.mlp(784, 10, hidden=(100, 100)), (784,), 512, (4, 16, 64, 256)),
+    "lenet5": Case(lambda: models.lenet5(), (1, 28, 28), 256, (4, 16, 64, 256)),
+    "resnet18 width 16": Case(lambda: models.resnet18(width=16), (3, 32, 32), 64, (1, 4, 16, 64)),
+    "resnet18 width 64": Case(lambda: models.resnet18(), (3, 32, 32), 16, (1, 4, 16)),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement: what a process of its own is asked for. Backend and batch sizes are laplace-torch's."""
+
+    case: str
+    method: str
+    side: str  # "peer" or "ours"
+    folder: str  # of the weights and data
+    device: str
+    memory: int  # bytes, on a CPU; more is "out of memory"
+    backend: str = ""
+    fit_batch: int = 0
+    predict_batch: int = 0
+
+
+@dataclass
+class Measured:
+    """Seconds a row, and bytes: at the start and the peak above it. What did not come is infinite."""
+
+    start_bytes: float = math.inf
+    fit_s: float = math.inf
+    fit_bytes: float = math.inf
+    predict_s: float = math.inf
+    predict_bytes: float = math.inf
+    failure: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", help="python of an environment with laplace-torch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--case", choices=CASES, action="append", help="only this network; may be repeated")
+    parser.add_argument("--method", choices=METHODS, action="append", help="only this method; may be repeated")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds that one measurement may take")
+    parser.add_argument("--memory", type=float, default=12.0, help="GB that one measurement may take on a CPU")
+    parser.add_argument("--csv", help="also write the table to this file")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        return work(Job(**json.loads(arguments.job)))
+    load = os.getloadavg()[0]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load:.1f}, {arguments.device}")
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in arguments.case or CASES:
+            write_inputs(CASES[case], Path(folder))
+            for method in arguments.method or METHODS:
+                job = Job(case, method, "ours", folder, arguments.device, int(arguments.memory * 1e9))
+                table.append(compare(job, arguments.peer, arguments.repeats, arguments.limit))
+    print_markdown(table)
+    if arguments.csv:
+        with open(arguments.csv, "w", newline="") as file:  # noqa: PTH123
+            writer = csv.DictWriter(file, table[0].keys())
+            writer.writeheader()
+            writer.writerows(table)
+
+
+def write_inputs(case: Case, folder: Path) -> None:
+    """Weights, rows and one random score a weight, for both sides to read."""
+    torch.manual_seed(0)
+    model = case.build().eval()
+    x = torch.randn(case.rows, *case.shape)
+    head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        outputs = model(x)
+        scale = 4 / outputs.std(dim=0).mean()
+        head.bias -= outputs.mean(dim=0)
+        head.bias *= scale
+        head.weight *= scale
+        y = model(x).argmax(dim=1)
+    score = torch.rand(sum(parameter.numel() for parameter in model.parameters()))
+    save_file(model.state_dict(), folder / "weights.safetensors")
+    save_file({"x": x, "y": y, "score": score}, folder / "data.safetensors")
+
+
+def compare(ours: Job, python: str | None, repeats: int, limit: float) -> dict[str, Any]:
+    """A row of the table: medians of repeats that alternate between the two sides."""
+    jobs = {} if python is None else {"peer": (best_of_peer(ours, python, limit), python)}
+    jobs["ours"] = (ours, sys.executable)
+    for old in Path(ours.folder).glob("found-*"):
+        old.unlink()
+    measured: dict[str, list[Measured]] = {side: [] for side in jobs}
+    for _ in range(repeats):
+        for side, (job, interpreter) in jobs.items():
+            measured[side].append(measure(job, interpreter, limit))
+    row: dict[str, Any] = {"case": ours.case, "method": ours.method, "rows": CASES[ours.case].rows}
+    row |= {key: getattr(jobs.get("peer", jobs["ours"])[0], key) for key in ("backend", "fit_batch", "predict_batch")}
+    for side in ("peer", "ours"):
+        results = measured.get(side, [Measured()])
+        for key in ("start_bytes", "fit_s", "fit_bytes", "predict_s", "predict_bytes"):
+            row[f"{side}_{key}"] = statistics.median(getattr(result, key) for result in results)
+        row[f"{side}_failure"] = next((result.failure for result in results if result.failure), "")
+    return row | difference(Path(ours.folder))
+
+
+def best_of_peer(ours: Job, python: str, limit: float) -> Job:
+    """laplace-torch's fastest backend at fit and prediction together, each at its fastest batch size."""
+    found: list[tuple[float, Job]] = []
+    for backend in BACKENDS:
+        tried: dict[int, Measured] = {}
+        for batch in CASES[ours.case].batches:
+            job = dataclasses.replace(ours, side="peer", backend=backend, fit_batch=batch, predict_batch=batch)
+            tried[batch] = measure(job, python, limit)
+            fit_batch = min(tried, key=lambda b: tried[b].fit_s)
+            predict_batch = min(tried, key=lambda b: tried[b].predict_s)
+            fit_s, predict_s = tried[fit_batch].fit_s, tried[predict_batch].predict_s
+            worse = tried[batch].fit_s > 1.5 * fit_s and tried[batch].predict_s > 1.5 * predict_s
+            if worse or "Error" in tried[batch].failure:  # larger batches will not mend it
+                break
+        seconds = min(fit_s, limit) + min(predict_s, limit)
+        found.append((seconds, dataclasses.replace(job, fit_batch=fit_batch, predict_batch=predict_batch)))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def measure(job: Job, python: str, limit: float) -> Measured:
+    """Run one job in a new process.
+
+    It finds this repository's networks through PYTHONPATH; -P keeps this script's folder off the path, where the script
+    would hide the package `laplace`.
+    """
+    command = [python, "-P", __file__, "--job", json.dumps(dataclasses.asdict(job))]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    failure = ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+        text = done.stdout
+        if done.returncode:
+            failure = (done.stderr.strip().splitlines() or [""])[-1]
+        if done.returncode < 0 or any(sign in failure for sign in ("allocate memory", "MemoryError", "OutOfMemory")):
+            failure = "out of memory"
+    except subprocess.TimeoutExpired as expired:
+        text, failure = (expired.stdout or b"").decode(), "over the time limit"
+    result = Measured(failure=failure)
+    for line in text.splitlines():
+        if line.startswith('{"'):  # a library may print as well
+            result = dataclasses.replace(result, **json.loads(line))
+    how = f"{job.backend} {job.fit_batch}, {job.predict_batch}" if job.side == "peer" else ""
+    print(
+        f"{job.case:<18} {job.method:<10} {job.side} {how:<22} fit {result.fit_s * 1e3:8.2f} ms a row, "
+        f"{result.fit_bytes / 1e6:5.0f} MB   predict {result.predict_s * 1e3:8.2f} ms a row, "
+        f"{result.predict_bytes / 1e6:5.0f} MB   {result.failure}",
+        flush=True,
+    )
+    return result
+
+
+def work(job: Job) -> None:
+    """In the process of its own: read, warm up, time the fit, time the prediction; a line of json for each."""
+    warnings.simplefilter("ignore")
+    device, folder = torch.device(job.device), Path(job.folder)
+    model = CASES[job.case].build()
+    model.load_state_dict(load_file(folder / "weights.safetensors"))
+    model = model.to(device).eval()
+    if job.method == "kronecker":  # laplace-torch has no Kronecker factors for BatchNorm: frozen on both sides
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.requires_grad_(False)
+    data = load_file(folder / "data.safetensors")
+    x, y = data["x"].to(device), data["y"].to(device)
+    side = (Peer if job.side == "peer" else Ours)(job, model, data["score"])
+    start = resident(device)
+    if device.type == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (job.memory, job.memory))
+    side.predict(side.fit(x[:FEW], y[:FEW]), x[:1])
+    reset_peak(device)
+    seconds, posterior = timed(lambda: side.fit(x, y), device)
+    print(json.dumps({"start_bytes": start, "fit_s": seconds / len(x), "fit_bytes": peak_bytes(device) - start}))
+    seconds, _ = timed(lambda: side.predict(posterior, x), device)
+    print(json.dumps({"predict_s": seconds / len(x), "predict_bytes": peak_bytes(device) - start}))
+    found = {name: value.cpu().contiguous() for name, value in side.found(posterior, x[:FEW]).items()}
+    save_file(found, folder / f"found-{job.side}.safetensors")
+
+
+class Peer:
+    """laplace-torch."""
+
+    def __init__(self, job: Job, model: nn.Module, score: Tensor):
+        self.job, self.model = job, model
+        self.laplace = importlib.import_module("laplace").Laplace
+        weights, structure = {
+            "subnetwork": ("subnetwork", "full"),
+            "last layer": ("last_layer", "full"),
+            "diagonal": ("all", "diag"),
+            "kronecker": ("all", "kron"),
+        }[job.method]
+        self.options = {"subset_of_weights": weights, "hessian_structure": structure}
+        self.options["backend"] = getattr(importlib.import_module("laplace.curvature"), job.backend)
+        if weights == "subnetwork":
+            self.options["subnetwork_indices"] = score.topk(SUBNETWORK).indices.sort().values
+
+    def fit(self, x: Tensor, y: Tensor) -> Any:  # noqa: D102
+        posterior = self.laplace(self.model, "classification", prior_precision=1.0, **self.options)
+        posterior.fit(DataLoader(TensorDataset(x, y), self.job.fit_batch))
+        return posterior
+
+    def predict(self, posterior: Any, x: Tensor) -> Tensor:  # noqa: D102
+        return torch.cat([posterior(rows) for rows in x.split(self.job.predict_batch)])
+
+    def found(self, posterior: Any, x: Tensor) -> dict[str, Tensor]:
+        """What the other side should find as well."""
+        pieces = [posterior._glm_predictive_distribution(row) for row in x.split(1)]
+        found = {"covariance": torch.cat([covariance for _, covariance in pieces])}
+        if self.job.method in ("subnetwork", "last layer"):
+            found["precision"] = posterior.posterior_precision
+        return found
+
+
+class Ours:
+    """Caveat, asked for what laplace-torch computes: no rows or weights left out, and the probit formula."""
+
+    def __init__(self, job: Job, model: nn.Module, score: Tensor):
+        self.caveat, self.model = importlib.import_module("caveat"), model
+        same = {"precision": "given", "prediction": "closed", "skip": 0.0}
+        if job.method == "subnetwork":
+            self.method = self.caveat.SubnetworkLaplace(weights=SUBNETWORK, score=score, keep_dead=True, **same)
+        elif job.method == "last layer":
+            self.method = self.caveat.LastLayerLaplace(**same)
+        else:
+            self.method = self.caveat.Laplace(structure=job.method, **same)
+
+    def fit(self, x: Tensor, y: Tensor) -> Any:  # noqa: D102
+        task = self.caveat.Task(self.model, (x, y), self.caveat.Categorical(), self.caveat.GaussianPrior(1.0))
+        return self.caveat.fit(task, self.method, progress=False)
+
+    def predict(self, posterior: Any, x: Tensor) -> Tensor:  # noqa: D102
+        return posterior.predict(x).probs
+
+    def found(self, posterior: Any, x: Tensor) -> dict[str, Tensor]:
+        """What the other side should find as well."""
+        found = {"covariance": posterior.moments(x)[1]}
+        gaussian = posterior.state["gaussian"]
+        if set(gaussian) == {"cholesky", "prior"}:
+            found["precision"] = gaussian["cholesky"] @ gaussian["cholesky"].T
+        return found
+
+
+def difference(folder: Path) -> dict[str, float]:
+    """Largest difference between the sides over the largest entry: of posterior precision and output covariance."""
+    files = [folder / f"found-{side}.safetensors" for side in ("peer", "ours")]
+    found = [load_file(file) if file.exists() else {} for file in files]
+    differences = {}
+    for name in ("precision", "covariance"):
+        theirs, ours = (tensors.get(name, torch.tensor(math.nan)).double() for tensors in found)
+        differences[f"{name}_difference"] = float((theirs - ours).abs().max() / theirs.abs().max())
+    return differences
+
+
+def timed(function: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    wait(device)
+    clock = time.perf_counter()
+    result = function()
+    wait(device)
+    return time.perf_counter() - clock, result
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def resident(device: torch.device) -> int:
+    """Bytes held now: by torch's allocator on a GPU, by this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def print_markdown(table: list[dict[str, Any]]) -> None:
+    """The table of README.md; a cell is laplace-torch / Caveat = ratio."""
+    print(
+        "\n| network, rows | method | laplace-torch with | fit, ms a row | predict, ms a row | memory, MB | differ by |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for row in table:
+        cells = [f"{row['case']}, {row['rows']}", row["method"]]
+        cells.append(f"{row['backend']}, batch {row['fit_batch']}, {row['predict_batch']}" if row["backend"] else "")
+        cells += [cell(row, key, unit) for key, unit in (("fit_s", 1e3), ("predict_s", 1e3), ("predict_bytes", 1e-6))]
+        differences = [row[f"{name}_difference"] for name in ("precision", "covariance")]
+        cells.append(" ".join(f"{value:.0e}" for value in differences if not math.isnan(value)))
+        print("| " + " | ".join(cells) + " |")
+
+
+def cell(row: dict[str, Any], key: str, unit: float) -> str:
+    values = {side: row[f"{side}_{key}"] * unit for side in ("peer", "ours")}
+    shown = [f"{v:.3g}" if math.isfinite(v) else row[f"{side}_failure"] or "-" for side, v in values.items()]
+    both = all(map(math.isfinite, values.values()))
+    return " / ".join(shown) + (f" = **{values['peer'] / values['ours']:.1f}**" if both else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

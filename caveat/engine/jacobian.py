@@ -1,0 +1,363 @@
+"""Gradients of a network's outputs for each row by itself, of all weights or of chosen ones only.
+
+    jacobian = Jacobian(network, params, x, index)
+    here = jacobian.at(x)                   one forward pass; here.outputs is [B, ...]
+    here.columns(v)                         v^T J for each row: [B, S], the chosen weights only
+    here.squares(v)                         sum over rows of (v^T J)^2, for every weight
+
+J is never held for a batch x outputs x all weights: a cotangent v (of the outputs' shape) goes back through the network
+once, and each layer makes what is asked of its own gradient. Parameters that act in layers that `layers` does not know
+get a copy for every row, through `torch.func`, or row by row where torch.func cannot. Which way a parameter goes is
+found on a few rows, where its gradient must agree with autograd's for one row alone, at parameters nearby: a layer that
+starts at zero would hide those below it.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, count_rows, map_tensors, tensors
+from caveat.engine.layers import Axis, Product, Tape, Use, working_numbers
+from caveat.network import Network, Params
+
+__all__ = ["Here", "Jacobian"]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How each parameter's gradient is made."""
+
+    known: tuple[str, ...]  # by the rules of `layers`
+    general: tuple[str, ...]  # by copies
+    vectorised: bool  # whether torch.func can make the copies' pass
+    axes: dict[str, tuple[Axis, ...]]  # where the rows are, for every use of a known parameter
+    numbers: int = 0  # at the outputs of the layers concerned, for one row
+    outputs: int = 0  # of one row
+
+
+class Jacobian:
+    """Per-row gradients at fixed parameters.
+
+    Args:
+        network: the network.
+        params: where to differentiate (with buffers, as a draw has them).
+        x: a few rows to find the way with.
+        index: chosen weights, ascending, as positions in the concatenation of all `network.names`; None for all.
+        bfloat16: run the passes in bfloat16.
+    """
+
+    def __init__(
+        self, network: Network, params: Params, x: Inputs, index: Tensor | None = None, *, bfloat16: bool = False
+    ) -> None:
+        self.network, self.params, self.bfloat16 = network, params, bfloat16
+        self.sizes = {name: params[name].numel() for name in network.names}
+        self.size = sum(self.sizes.values()) if index is None else len(index)
+        # For each parameter: where its chosen entries are among all chosen ones, and which of its entries they are.
+        self.pieces: dict[str, tuple[slice, Tensor]] = {}
+        before = 0
+        for name, size in self.sizes.items():
+            if index is None:
+                self.pieces[name] = (slice(before, before + size), torch.arange(size, device=network.device))
+            else:
+                low, high = (int(n) for n in torch.searchsorted(index, index.new_tensor([before, before + size])))
+                if high > low:
+                    self.pieces[name] = (slice(low, high), (index[low:high] - before).to(network.device))
+            before += size
+        key = ("jacobian", *self.pieces)
+        if key not in network.found:
+            self.params = _nearby(params, network.names)
+            network.found[key] = self._planned(_few_rows(x))
+            self.params = params
+        self.plan: _Plan = network.found[key]
+
+    def at(self, x: Inputs) -> "Here":
+        """One forward pass over these rows."""
+        here = self._pass(x, self.plan, self.bfloat16)
+        if here.tape.unknown:
+            names = ", ".join(sorted(here.tape.unknown)[:3])
+            raise ValueError(
+                f"the network uses {names} in these rows otherwise than in the first ones: "
+                "leave those parameters out with parameters="
+            )
+        return here
+
+    def rows_at_once(self, columns: int = 0) -> int:
+        """How many rows a pass should take, going by what it keeps of each: `columns` gradients of chosen weights."""
+        on_gpu = self.network.device.type == "cuda"
+        by_layers = (2**31 if on_gpu else 2**26) // (4 * max(self.plan.numbers, 1))
+        by_columns = (2**31 if on_gpu else 2**28) // (4 * max(self.size * columns, 1))
+        return max(1, min(1024, by_layers, by_columns))
+
+    def _pass(self, x: Inputs, plan: _Plan, bfloat16: bool = False, find_axes: bool = False) -> "Here":
+        rows, device = count_rows(x), self.network.device.type
+        tape = Tape({id(self.params[name]): name for name in plan.known}, rows, None if find_axes else plan.axes)
+        precision = torch.autocast(device, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
+        with torch.enable_grad(), precision, _plain_attention():
+            with tape:
+                outputs = self.network(self.params, x)
+            results, points, uses = [outputs], tape.points, list(zip(tape.uses, tape.point_of, strict=True))
+            if plan.general and rows:
+                copies = {n: self.params[n].expand(rows, *self.params[n].shape).clone() for n in plan.general}
+                for name, copied in copies.items():
+                    uses.append((_Copies(name, rows, "first"), len(points)))
+                    points.append(copied.requires_grad_())
+                results.append(self._with_copies(copies, x, plan.vectorised))
+        return Here(self, tape, outputs.detach(), results, points, uses)
+
+    def _with_copies(self, copies: Params, x: Inputs, vectorised: bool) -> Tensor:
+        """The outputs with parameters of each row's own."""
+        batched = [t for t in tensors(x) if t.ndim]
+
+        def one(own: Params, *row: Tensor) -> Tensor:
+            values = iter(row)
+            alone = map_tensors(lambda t: next(values).unsqueeze(0) if t.ndim else t, x)
+            return self.network(self.params | own, alone)[0]
+
+        if vectorised:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a layer that torch.func runs row by row is slow, not wrong
+                return torch.vmap(one)(copies, *batched)
+        return torch.stack(
+            [one({n: c[i] for n, c in copies.items()}, *(t[i] for t in batched)) for i in range(count_rows(x))]
+        )
+
+    def _planned(self, x: Inputs) -> _Plan:
+        """Try the rules, then copies, each against autograd's gradient of the second row alone."""
+        rows = count_rows(x)
+        second = map_tensors(lambda t: t[1:2] if t.ndim else t, x)
+        watched = {name: self.params[name].detach().clone().requires_grad_() for name in self.pieces}
+        try:
+            with torch.enable_grad(), _plain_attention():
+                alone = self.network(self.params | watched, second)
+        except ValueError as error:  # BatchNorm without running statistics
+            raise ValueError(
+                f"the network cannot take a row by itself, so a row has no gradient of its own: {error}"
+            ) from error
+        noise = torch.randn((rows, *alone.shape[1:]), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        v = noise.to(alone.device, alone.dtype)
+        exact = dict.fromkeys(watched, torch.zeros((), device=alone.device))
+        if alone.requires_grad:
+            found = torch.autograd.grad(alone, list(watched.values()), v[1:2], allow_unused=True)
+            exact |= {n: g for n, g in zip(watched, found, strict=True) if g is not None}
+        scale = max((float(g.norm()) for g in exact.values()), default=0.0)
+        plan = _Plan(tuple(self.pieces), (), False, {}, 0)
+        for vectorised in (True, True, False):  # the rules alone, then with copies of the rest, then row by row
+            while True:
+                try:
+                    here = self._pass(x, plan, find_axes=True)
+                except Exception:
+                    if not plan.general or not vectorised:
+                        raise
+                    break
+                _check_rows_are_independent(here.outputs[1:2], alone.detach())
+                axes = {name: tuple(found) for name, found in here.tape.found_axes.items()}
+                numbers = sum(point.numel() for point in here.points) // rows
+                wrong = here.tape.unknown | self._differing(here, v, exact, scale)
+                if not wrong:
+                    return _Plan(plan.known, plan.general, plan.vectorised, axes, numbers, alone.numel())
+                if wrong <= set(plan.general):
+                    break
+                rest = tuple(name for name in plan.known if name not in wrong)
+                general = tuple(name for name in self.pieces if name not in rest)
+                plan = _Plan(rest, general, vectorised, {}, 0)
+            plan = _Plan(plan.known, plan.general, False, {}, 0)
+        raise ValueError(
+            f"the gradients of {', '.join(sorted(wrong)[:3])} differ between a row alone and in a batch: "
+            "leave those parameters out with parameters="
+        )
+
+    def _differing(self, here: "Here", v: Tensor, exact: Params, scale: float) -> set[str]:
+        """Parameters whose gradient for the second row is not autograd's."""
+        found = {name: torch.zeros_like(self.params[name]) for name in self.pieces}
+        for name, rows, block in here.blocks([v]):
+            if rows.start <= 1 < rows.stop:
+                found[name] += block[1 - rows.start, 0].reshape(found[name].shape)
+        tolerance = 1e-8 if v.dtype == torch.float64 else 1e-3
+        return {
+            name
+            for name, value in found.items()
+            if not float((value - exact[name]).norm()) <= tolerance * max(float(exact[name].norm()), 1e-4 * scale)
+        }
+
+
+class Here:
+    """A forward pass, ready for cotangents."""
+
+    def __init__(
+        self,
+        jacobian: Jacobian,
+        tape: Tape,
+        outputs: Tensor,
+        results: list[Tensor],
+        points: list[Tensor],
+        uses: list[tuple[Use, int]],
+    ) -> None:
+        self.jacobian, self.tape, self.results, self.points, self.uses = jacobian, tape, results, points, uses
+        self._rows: Tensor | None = None
+        # Probabilities and Fisher information are too fine for half precision.
+        self.outputs = outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
+
+    def gradients(self, v: Tensor) -> list[Tensor]:
+        """Gradients at every point for a cotangent of the outputs' shape."""
+        reached = [result for result in self.results if result.requires_grad]
+        if not reached:
+            return [torch.zeros_like(point) for point in self.points]
+        cotangents = [v.to(result.dtype) for result in reached]
+        found = torch.autograd.grad(reached, self.points, cotangents, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.points, found, strict=True)]
+
+    def columns(self, v: Tensor) -> Tensor:
+        """v^T J of the chosen weights for each row, [B, S]; in bfloat16 where the passes are."""
+        gradients, pieces = self.gradients(v), self.jacobian.pieces
+        dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
+        found = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
+        for use, point in self.uses if len(self.outputs) else ():
+            place, index = pieces[use.name]
+            found[:, place] += use.columns(gradients[point], index).to(dtype)
+        return found
+
+    def rows(self) -> Tensor:
+        """J itself, the outputs of a row flattened, [B, D, S]; made once."""
+        if self._rows is None:
+            d = self.outputs.shape[1:].numel()  # may be another than the plan's: longer sequences
+            self._rows = self.outputs.new_empty(len(self.outputs), d, self.jacobian.size)
+            for i, v in enumerate(one_hot(self.outputs)):
+                self._rows[:, i] = self.columns(v)
+        return self._rows
+
+    def squares(self, v: Tensor, names: Iterable[str] | None = None) -> Params:
+        """Sum over rows of the squared gradient of every weight (of the parameters named)."""
+        gradients = self.gradients(v)
+        wanted = self.jacobian.pieces if names is None else names
+        found = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
+        for name, places in self.by_name().items():
+            if name not in found or not len(v):
+                continue
+            if len(places) == 1 and (quick := _one_position(*places[0], gradients)) is not None:
+                total = quick
+            else:
+                total = torch.zeros((), device=v.device)
+                for _, block in self._summed(name, places, [gradients]):
+                    wide = block.float() if block.dtype == torch.bfloat16 else block
+                    total = total + wide.square().sum((0, 1))
+            found[name] = total.reshape(self.jacobian.params[name].shape)
+        return found
+
+    def blocks(
+        self, cotangents: list[Tensor], names: Iterable[str] | None = None
+    ) -> Iterator[tuple[str, slice, Tensor]]:
+        """For each parameter and pieces of rows, the gradients of all its weights for several cotangents, [b, D, p]."""
+        per_cotangent = [self.gradients(v) for v in cotangents]
+        wanted = None if names is None else set(names)
+        for name, places in self.by_name().items():
+            if wanted is None or name in wanted:
+                for rows, block in self._summed(name, places, per_cotangent):
+                    yield name, rows, block
+
+    def products(self) -> dict[str, list[tuple[Product, int]]]:
+        """Uses of linear and convolutional weights, by parameter, with their points."""
+        return {
+            name: [(use, point) for use, point in places if isinstance(use, Product)]
+            for name, places in self.by_name().items()
+            if all(isinstance(use, Product) for use, _ in places)
+        }
+
+    def by_name(self) -> dict[str, list[tuple[Use, int]]]:
+        """Uses and their points, by parameter."""
+        found: dict[str, list[tuple[Use, int]]] = {}
+        for use, point in self.uses:
+            found.setdefault(use.name, []).append((use, point))
+        return found
+
+    def _summed(
+        self, name: str, places: list[tuple[Use, int]], per_cotangent: list[list[Tensor]]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Gradients of one parameter over all its uses, [b, D, p], for pieces of the rows."""
+        if not len(self.outputs):
+            return
+        positions = max(len(use.arranged(self.points[point])) // use.rows for use, point in places)
+        on_the_way = max(use.on_the_way(self.points[point]) for use, point in places)
+        numbers = max(self.jacobian.sizes[name] * len(per_cotangent), on_the_way) * positions
+        step = max(1, working_numbers(self.outputs) // numbers)
+        by_cotangent = [
+            zip(*(use.blocks(gradients[point], step) for use, point in places), strict=True)
+            for gradients in per_cotangent
+        ]
+        for pieces in zip(*by_cotangent, strict=True):
+            sums = [sum(block.reshape(len(block), -1) for _, block in same) for same in pieces]
+            yield pieces[0][0][0], torch.stack(sums, 1)
+
+
+@dataclass
+class _Copies(Use):
+    """A parameter with a copy for every row: the gradient at the copies is what is wanted."""
+
+    def chosen(self, g: Tensor, index: Tensor) -> Tensor:
+        return g.reshape(len(g), -1)[:, index]
+
+    def dense(self, g: Tensor, part: slice) -> Tensor:
+        return g[part]
+
+
+def one_hot(outputs: Tensor) -> Iterator[Tensor]:
+    """Cotangents that pick one output of every row after the other."""
+    for d in range(outputs.shape[1:].numel()):
+        v = outputs.new_zeros(len(outputs), outputs.shape[1:].numel())
+        v[:, d] = 1
+        yield v.reshape(outputs.shape)
+
+
+def _one_position(use: Use, point: int, gradients: list[Tensor]) -> Tensor | None:
+    """Sum of squares where a weight acts once a row: (g^2)^T a^2, without a gradient for each row."""
+    if not isinstance(use, Product) or use.groups > 1 or use.outputs != len(use.weight):
+        return None
+    g = use.positions(use.arranged(gradients[point]))
+    if g.shape[2] != 1 or len(g) != use.rows:
+        return None
+    a = use.patches(slice(None), g.dtype)
+    if g.dtype == torch.bfloat16:
+        g, a = g.float(), a.float()
+    return g.squeeze(-1).square().T @ a.squeeze(-1).square()
+
+
+def _few_rows(x: Inputs) -> Inputs:
+    """Three rows, or more where another axis is as long; the same one again where there is only one."""
+    taken = {length for t in tensors(x) for length in t.shape[1:]}
+    chosen = torch.arange(next(n for n in count(3) if n not in taken)) % count_rows(x)
+    return map_tensors(lambda t: t[chosen.to(t.device)] if t.ndim else t, x)
+
+
+def _nearby(params: Params, names: tuple[str, ...]) -> Params:
+    """Parameters a tenth away, none of them zero."""
+    rng = torch.Generator().manual_seed(1)
+
+    def moved(value: Tensor) -> Tensor:
+        noise = 0.1 * torch.randn(value.shape, generator=rng).to(value)
+        return value + noise * torch.where(value == 0, torch.ones_like(value), value)
+
+    return params | {name: moved(params[name].detach()) for name in names}
+
+
+def _check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
+    scale = float(alone.abs().max())
+    if not float((in_batch - alone).abs().max()) <= 1e-3 * scale + 1e-6:
+        raise ValueError(
+            "the network's output for a row depends on the other rows of the batch, so a row has no gradient of its "
+            "own: use BatchNorm with running statistics, and no operation over the batch axis"
+        )
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by its ordinary operations: torch's fused inference path cannot be differentiated."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,397 @@
+"""What every Laplace method shares: the knobs, the way from a point to a Gaussian, and predictions from it.
+
+At the MAP w* the posterior is approximated by N(w*, P^-1), P = GGN + prior precision, and the network by its
+linearisation f(x, w) ~ f(x, w*) + J(x) (w - w*), so that outputs are Gaussian: N(f(x, w*), J P^-1 J^T).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, count_rows, move, slices
+from caveat.engine.cost import free_bytes, words
+from caveat.engine.curvature import Fisher, Sweep, places
+from caveat.engine.draws import push_draws
+from caveat.engine.gaussians import Curvature, Full, Gaussian, Layered, Rows, restored
+from caveat.engine.jacobian import Jacobian
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.tuning import Precision, Tuned, Tuner
+from caveat.knobs import Count, Positive, Share, check_knobs
+from caveat.likelihoods import Categorical, Hyper
+from caveat.network import Layer, Network, Params
+from caveat.priors import GaussianPrior
+from caveat.rows import Rows as DataRows
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["Arithmetic", "LaplaceMethod", "Prediction", "Structure", "flat_prior"]
+
+Prediction = Literal["samples", "weights", "closed", "bridge"]
+Arithmetic = Literal["full", "bfloat16"]
+Structure = Literal["full", "kronecker", "diagonal", "low_rank"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceMethod(ABC):
+    """The knobs that all have, and everything but which weights and which structure."""
+
+    # of the prior: found on validation rows or, without them, by evidence; as given; a number; ...
+    precision: Precision | Positive = "auto"
+    prediction: Prediction = "samples"  # linearised draws, weight draws, closed form (probit), Laplace bridge
+    fisher: Fisher = "exact"  # mc: one random cotangent a row, cheaper by the number of outputs
+    arithmetic: Arithmetic = "full"  # bfloat16: passes in bfloat16, sums in float32
+    skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
+    n_draws: Count = 100  # of a prediction
+    starts_from: ClassVar[StartsFrom] = "trained"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    @property
+    def default_draws(self) -> int:
+        """None for the closed form."""
+        return 0 if self.prediction == "closed" else self.n_draws
+
+    @abstractmethod
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Choose weights and structure, then `_laplace`."""
+
+    def _laplace(
+        self,
+        task: Task,
+        start: State,
+        run: Run,
+        network: Network,
+        index: Tensor | None,
+        structure: Structure,
+        treatment: str | Callable[[Layer], str] | None = None,
+        diagnostics: dict[str, Any] | None = None,
+    ) -> tuple[State, Info]:
+        """The Gaussian over chosen weights of a (restricted) network on the run's device."""
+        params, hyper = dict(start["params"]), start["hyper"]
+        self._check(task, network)
+        rows, skipped = self._informative(task, network, params, hyper, run)
+        sweep = Sweep(network, params, hyper, rows, run, self.fisher, self.arithmetic == "bfloat16")
+        curvature = self._curvature(sweep, index, structure)
+        prior, weights = _chosen(flat_prior(network, params), index), _chosen(_flat(network, params), index)
+        log_likelihood = float(task.log_likelihood(network, params, hyper)) * task.n
+        tuner = Tuner(curvature, prior, weights, log_likelihood, run)
+        tuned = self._tuned(tuner, task, sweep, index)
+        state: State = {"params": params, "hyper": hyper, "gaussian": tuned.gaussian.tensors()}
+        if index is not None or network.names != task.network.names:
+            state["subnetwork"] = _subnetwork(network, index)
+        report = (
+            (diagnostics or {}) | tuned.report | {"rows_skipped": skipped, "form": type(curvature).__name__.lower()}
+        )
+        general = sweep.jacobian(index).plan.general
+        if general:
+            report["general_gradients"] = list(general)
+        if treatment is None:
+            treatment = _treatment(curvature, structure, network)
+        return state, run.info(task.network, treatment, report)
+
+    def _check(self, task: Task, network: Network) -> None:
+        kind = type(network.likelihood).__name__
+        if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
+            raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
+        if self.prediction == "closed" and kind == "Poisson":
+            raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
+        if self.precision == "validation" and task.validation is None:
+            raise ValueError(
+                "precision='validation' needs validation rows: give the task validation=0.1, or a loader; "
+                "or use precision='evidence'"
+            )
+
+    def _informative(
+        self, task: Task, network: Network, params: Params, hyper: Hyper, run: Run
+    ) -> tuple[DataRows, dict[str, float]]:
+        """Training rows without those whose Fisher information is negligible, and how much they had."""
+        if not self.skip:
+            return task.train, {"rows": 0, "share_of_information": 0.0}
+        traces = Sweep(network, params, hyper, task.train, run).traces().double().cpu()
+        order = traces.argsort()
+        below = (traces[order].cumsum(0) <= self.skip * traces.sum()) & (traces[order] < 0.01 * traces.mean())
+        count = int(below.sum())
+        kept = order[count:].sort().values
+        share = float(traces[order[:count]].sum() / traces.sum().clamp_min(1e-300))
+        return task.train.part(kept), {"rows": count, "share_of_information": share}
+
+    def _curvature(self, sweep: Sweep, index: Tensor | None, structure: Structure) -> Curvature:
+        if structure in ("kronecker", "diagonal"):
+            return sweep.layered(structure == "kronecker")
+        if structure == "low_rank":
+            return sweep.low_rank(self._rank)
+        n = sweep.network.n_parameters if index is None else len(index)
+        m = len(sweep.rows) * sweep.rank()
+        self._refuse_if_too_large(n, min(m, n), sweep)
+        return sweep.stacked(index) if m < n else sweep.full(index)
+
+    def _refuse_if_too_large(self, n: int, m: int, sweep: Sweep) -> None:
+        """The precision matrix [n, n], its factor and, when tuning, its eigenvectors; or m rows of n in the dual."""
+        copies = 3 if self.precision in ("given", "scaled") or isinstance(self.precision, float | int) else 4
+        item = sweep.network.dtype.itemsize
+        needed = item * (copies * n * n if m == n else 2 * m * n + copies * m * m)
+        free = free_bytes(sweep.network.device)
+        if free is not None and needed > free:
+            fits = int((free / (copies * item)) ** 0.5)
+            kind = "the precision matrix" if m == n else f"{m:,} rows of gradients"
+            raise MemoryError(
+                f"{n:,} weights need {words(needed)} for {kind}, {words(free)} are free on {sweep.network.device}: try "
+                f"SubnetworkLaplace(weights={max(fits // 100 * 100, min(fits, 100)):_}) or "
+                "Laplace(structure='kronecker')"
+            )
+
+    def _tuned(self, tuner: Tuner, task: Task, sweep: Sweep, index: Tensor | None) -> Tuned:
+        how = self.precision
+        if how == "auto":
+            how = "evidence" if task.validation is None else "validation"
+        if isinstance(how, float | int):
+            tuner = replace(tuner, prior=torch.full_like(tuner.prior, float(how)))
+            return tuner.given()
+        if how == "given":
+            tuned = tuner.given()
+        elif how == "scaled":
+            tuned = tuner.given(len(tuner.prior) / task.network.n_parameters)
+        elif how == "evidence":
+            tuned = tuner.evidence()
+        elif how == "layers":
+            tuned = tuner.layers(_by_layer(sweep.network, index))
+        else:
+            assert task.validation is not None  # `_check` has seen to it
+            if self.prediction == "weights":
+                tuned = tuner.validation_by_draws(
+                    lambda gaussian, x, rng: self._weight_outputs(gaussian, sweep, index, x, rng),
+                    sweep.network.likelihood,
+                    task.validation,
+                    sweep.hyper,
+                )
+            else:
+                tuned = tuner.validation(sweep.jacobian(index), task.validation, sweep.hyper)
+        return Tuned(tuned.gaussian, tuned.report | {"precision_from": how})
+
+    def _weight_outputs(
+        self, gaussian: Gaussian, sweep: Sweep, index: Tensor | None, x: Inputs, rng: torch.Generator
+    ) -> Tensor:
+        found = []
+        for _ in range(min(self.n_draws, 30)):
+            delta = gaussian.weights(gaussian.deltas(1, rng))[0]
+            with torch.no_grad():
+                found.append(sweep.network(_moved(sweep.network, sweep.params, index, delta), x))
+        return torch.stack(found)
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Weights: the point plus draws of the Gaussian."""
+        own, index, gaussian = _restored(state, network)
+        for _ in range(n):
+            delta = gaussian.weights(gaussian.deltas(1, rng))[0]
+            yield _moved(own, state["params"], index, delta)
+
+    def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n functions: the same draws for all inputs, so that they are joint over classes and inputs."""
+        if self.prediction == "weights":
+            return push_draws(self, state, network, x, n, rng)
+        if self.prediction == "bridge":
+            mean, covariance = self.moments(state, network, x)
+            return bridge(mean, covariance, n, rng), state["hyper"]
+        own, index, gaussian = _restored(state, network)
+        if not count_rows(x):
+            with torch.no_grad():
+                outputs = own(state["params"], move(x, network.device))
+            return outputs.expand(n, *outputs.shape), state["hyper"]
+        jacobian = self._jacobian(state, own, index, x)
+        if jacobian.plan.outputs > 2 * n:
+            return self._by_tangents(state, own, index, gaussian, x, n, rng), state["hyper"]
+        deltas = gaussian.deltas(n, rng)
+        found = []
+        for piece in slices(x, jacobian.rows_at_once(jacobian.plan.outputs)):
+            here = jacobian.at(move(piece, network.device))
+            shifts = gaussian.shifts(here, deltas)
+            found.append(here.outputs + shifts.reshape(n, *here.outputs.shape).to(here.outputs.dtype))
+        return torch.cat(found, 1), state["hyper"]
+
+    def _by_tangents(
+        self, state: State, network: Network, index: Tensor | None, gaussian: Gaussian, x: Inputs, n: int, rng: Any
+    ) -> Tensor:
+        """Outputs and J delta by forward differentiation: for more outputs than draws, such as pixels."""
+        params = state["params"]
+        found = []
+        for _ in range(n):
+            delta = gaussian.weights(gaussian.deltas(1, rng))[0]
+            moved = _moved(network, params, index, delta)
+            point = {name: params[name] for name in network.names}
+            tangent = {name: moved[name] - params[name] for name in network.names}
+            pieces = []
+            for piece in slices(x, 128):
+                rows = move(piece, network.device)
+                both: Any = torch.func.jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
+                pieces.append(both[0] + both[1])
+            found.append(torch.cat(pieces).detach())
+        return torch.stack(found)
+
+    def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
+        """f(x, w*) and J P^-1 J^T."""
+        own, index, gaussian = _restored(state, network)
+        if not count_rows(x):
+            with torch.no_grad():
+                outputs = own(state["params"], move(x, network.device))
+            d = outputs.shape[1:].numel()
+            return outputs, outputs.new_zeros((0, 0) if joint else (0, d, d))
+        jacobian = self._jacobian(state, own, index, x)
+        size = count_rows(x) if joint else jacobian.rows_at_once(jacobian.plan.outputs)
+        means, covariances = [], []
+        for piece in slices(x, size):
+            here = jacobian.at(move(piece, network.device))
+            means.append(here.outputs)
+            covariances.append(gaussian.covariance(here, joint))
+        return torch.cat(means), torch.cat(covariances)
+
+    def _jacobian(self, state: State, network: Network, index: Tensor | None, x: Inputs) -> Jacobian:
+        first = move(next(iter(slices(x, 3))), network.device)
+        return Jacobian(network, state["params"], first, index, bfloat16=self.arithmetic == "bfloat16")
+
+    def update(self, state: State, network: Network, rows: DataRows, run: Run) -> State:
+        """Add the curvature of more rows at the same point; the point and the prior stay."""
+        own, index, gaussian = _restored(state, network)
+        sweep = Sweep(own, state["params"], state["hyper"], rows, run, self.fisher, self.arithmetic == "bfloat16")
+        before = gaussian.curvature()
+        if isinstance(before, Layered):
+            kronecker = any("inputs" in key for key in before.tensors())
+            summed: Curvature = before.plus(sweep.layered(kronecker))
+        elif isinstance(before, Full):
+            summed = Full(before.ggn + sweep.full(index).ggn)
+        else:
+            assert isinstance(before, Rows)
+            summed = self._more_rows(before, sweep, index)
+        return state | {"gaussian": summed.gaussian(gaussian.prior).tensors()}
+
+    @property
+    @abstractmethod
+    def _rank(self) -> int:
+        """How many directions of the curvature are kept; 0 for all."""
+
+    def _more_rows(self, before: Rows, sweep: Sweep, index: Tensor | None) -> Curvature:
+        """Rows put under each other; as a matrix where they have become more than the weights."""
+        if self._rank:
+            together = torch.cat([before.rows, sweep.low_rank(self._rank).rows])
+            _, singular, basis = torch.linalg.svd(together, full_matrices=False)
+            return Rows((singular.unsqueeze(1) * basis)[: self._rank])
+        together = torch.cat([before.rows, sweep.stacked(index).rows])
+        return Full(together.T @ together) if len(together) >= together.shape[1] else Rows(together)
+
+
+def flat_prior(network: Network, params: Params) -> Tensor:
+    """The prior precision of every selected weight, [n]."""
+    prior = network.prior
+    if not isinstance(prior, GaussianPrior):
+        raise ValueError(
+            f"a Laplace approximation needs a Gaussian prior with independent weights, and this is a "
+            f"{type(prior).__name__}: give the task prior=caveat.GaussianPrior(...)"
+        )
+    values = [prior.of(name, params[name]).expand(params[name].shape).flatten() for name in network.names]
+    return torch.cat(values)
+
+
+def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Tensor:
+    """Draws of log probabilities from the Dirichlet that the Laplace bridge gives (Hobbhahn et al. 2022).
+
+    alpha_k = (1 - 2/C + e^mu_k / C^2 sum_l e^-mu_l) / Sigma_kk, with mu and Sigma conditioned on logits that sum to 0.
+    """
+    if mean.ndim != 2:
+        raise ValueError(f"prediction='bridge' is for one target a row, and outputs are {tuple(mean.shape)}")
+    mean, covariance = mean.double(), covariance.double()
+    classes = mean.shape[1]
+    total = covariance.sum((-1, -2)).clamp_min(1e-300)  # 1^T Sigma 1
+    towards = covariance.sum(-1)  # Sigma 1
+    mu = mean - towards * (mean.sum(-1) / total).unsqueeze(-1)
+    variance = covariance.diagonal(dim1=-2, dim2=-1) - towards.square() / total.unsqueeze(-1)
+    tail = (mu + torch.logsumexp(-mu, -1, keepdim=True)).exp()
+    alpha = ((1 - 2 / classes + tail / classes**2) / variance.clamp_min(1e-12)).clamp(1e-6, 1e12)
+    drawn = torch._standard_gamma(alpha.cpu().expand(n, *alpha.shape), generator=rng).clamp_min(1e-300)
+    return (drawn.log() - drawn.sum(-1, keepdim=True).log()).to(covariance.device, torch.float64).to(mean.device)
+
+
+def _subnetwork(network: Network, index: Tensor | None) -> Params:
+    """Which weights: for each parameter the entries chosen, none standing for all."""
+    found: Params = {}
+    for name, place in places(network).items():
+        own = torch.zeros(0, dtype=torch.int32)
+        if index is not None:
+            own = (index[(index >= place.start) & (index < place.stop)] - place.start).to(torch.int32)
+            if not len(own):
+                continue
+        found[name] = own.cpu()
+    return found
+
+
+def _restored(state: State, network: Network) -> tuple[Network, Tensor | None, Gaussian]:
+    """The network restricted to what the posterior is about, the chosen weights of it, and the Gaussian."""
+    chosen = state.get("subnetwork")
+    if chosen is None:
+        return network, None, restored(state["gaussian"], places(network))
+    own = network.restricted(chosen)
+    where = places(own)
+    whole = all(not len(entries) for entries in chosen.values())
+    index = None if whole else torch.cat([chosen[n].long().to(network.device) + where[n].start for n in own.names])
+    return own, index, restored(state["gaussian"], where)
+
+
+def _moved(network: Network, params: Params, index: Tensor | None, delta: Tensor) -> Params:
+    """The point with chosen weights moved."""
+    flat = _flat(network, params)
+    if index is None:
+        flat = flat + delta.to(flat)
+    else:
+        flat = flat.index_add(0, index.to(flat.device), delta.to(flat))
+    pieces = {name: flat[place].reshape(params[name].shape) for name, place in places(network).items()}
+    return params | pieces
+
+
+def _flat(network: Network, params: Params) -> Tensor:
+    return torch.cat([params[name].flatten() for name in network.names])
+
+
+def _chosen(values: Tensor, index: Tensor | None) -> Tensor:
+    return values if index is None else values[index.to(values.device)]
+
+
+def _by_layer(network: Network, index: Tensor | None) -> list[tuple[str, Tensor]]:
+    """Positions of each layer's weights among the chosen ones."""
+    groups: dict[str, list[Tensor]] = {}
+    for name, place in places(network).items():
+        if index is None:
+            own = torch.arange(place.start, place.stop)
+        else:
+            own = ((index >= place.start) & (index < place.stop)).nonzero().squeeze(1).cpu()
+        if len(own):
+            groups.setdefault(name.rpartition(".")[0], []).append(own)
+    return [(layer or "(module)", torch.cat(own).to(network.device)) for layer, own in groups.items()]
+
+
+def _treatment(curvature: Curvature, structure: Structure, network: Network) -> str | Callable[[Layer], str]:
+    if not isinstance(curvature, Layered) or structure == "diagonal":
+        return {
+            "full": "Gaussian, full covariance",
+            "low_rank": "Gaussian, low-rank precision",
+            "diagonal": "diagonal Gaussian",
+        }.get(structure, structure)
+    products = {
+        name.rpartition(".")[0]
+        for names in curvature.parts
+        if len(curvature.parts[names].tensors()) > 1
+        for name in names
+    }
+    kept = {name.rpartition(".")[0] for name in network.names}
+
+    def of(layer: Layer) -> str:
+        if layer.name not in kept:
+            return "fixed at the MAP"
+        if layer.name in products:
+            return "Gaussian, Kronecker-factored"
+        return f"diagonal Gaussian (a {layer.kind} has no Kronecker factors)"
+
+    return of

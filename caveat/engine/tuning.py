@@ -1,0 +1,177 @@
+"""The prior precision of a Laplace posterior: as given, from the evidence, or from validation rows.
+
+    log p(D) ~ log p(D | w*) - (sum_i d_i w*_i^2 - log|d| + log|P|) / 2,   P = curvature + diag(d)
+
+is the Laplace approximation of the log marginal likelihood for weights w* of prior precision d. Its maximum over a
+multiple of d needs the curvature's eigenvalues only. For a precision of each layer's own, MacKay's update
+
+    d_l <- g_l / ||w*_l||^2,   g_l = n_l - d_l tr (P^-1)_ll   (how many of the layer's weights the data determine)
+
+is repeated with a new factor each time. On validation rows the best multiple is the one whose linearised prediction has
+the lowest negative log likelihood.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.engine.gaussians import Curvature, Gaussian
+from caveat.engine.jacobian import Jacobian
+from caveat.engine.run import Run
+from caveat.engine.search import golden_section
+from caveat.likelihoods import Hyper, Likelihood
+from caveat.rows import Rows
+
+__all__ = ["Precision", "Tuned", "Tuner", "log_evidence", "sampled_outputs"]
+
+Precision = Literal["auto", "given", "scaled", "evidence", "layers", "validation"]
+
+SCALES = tuple(10.0 ** (exponent / 3) for exponent in range(-15, 19))  # of the given prior: 1e-5 to 1e6
+ROWS = 5000  # validation rows looked at
+DRAWS = 64  # of the logits a validation row, the same for every scale
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A Gaussian with its prior precision decided, and how."""
+
+    gaussian: Gaussian
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Tuner:
+    """What deciding the prior precision takes."""
+
+    curvature: Curvature
+    prior: Tensor  # [n], as given
+    weights: Tensor  # [n], w*
+    log_likelihood: float  # of all training rows at w*
+    run: Run
+
+    def given(self, scale: float = 1.0) -> Tuned:
+        """The prior as given, or a multiple of it."""
+        gaussian = self.curvature.gaussian(scale * self.prior)
+        return Tuned(gaussian, self._report(gaussian, scale))
+
+    def evidence(self) -> Tuned:
+        """The multiple of the prior that maximises the log marginal likelihood."""
+        path = self.curvature.path(self.prior)
+
+        def value(log_scale: float) -> float:
+            scale = math.exp(log_scale)
+            return log_evidence(self.log_likelihood, self.weights, scale * self.prior, path.log_det(scale))
+
+        grid = [math.log(scale) for scale in SCALES if scale > path.lowest]
+        best = max(grid, key=value)
+        step = grid[1] - grid[0]
+        low = max(best - step, math.log(path.lowest) if path.lowest else best - step)
+        scale = math.exp(golden_section(lambda log_scale: -value(log_scale), low, best + step))
+        if best in (grid[0], grid[-1]):
+            self._warn_at_the_end(scale, "evidence")
+        return self.given(scale)
+
+    def layers(self, groups: Sequence[tuple[str, Tensor]], steps: int = 100) -> Tuned:
+        """A precision for each group of weights (positions among the chosen), by MacKay's update."""
+        prior = self.prior.clone()
+        squares = [float(self.weights[index].double().square().sum()) for _, index in groups]
+        gaussian = self.curvature.gaussian(prior)
+        for _ in range(steps):
+            variances, moved = gaussian.variances().double(), 0.0
+            for (_, index), square in zip(groups, squares, strict=True):
+                before = float(prior[index].double().mean())
+                determined = len(index) - float((prior[index].double() * variances[index].to(prior.device)).sum())
+                now = min(max(max(determined, 1e-6) / max(square, 1e-12), 1e-6), 1e8)
+                prior[index] = now
+                moved = max(moved, abs(math.log(now / before)))
+            gaussian = self.curvature.gaussian(prior)
+            if moved < 1e-3:
+                break
+        else:
+            self.run.warnings.append(f"the layers' precisions were still moving after {steps} updates")
+        report = self._report(gaussian, None)
+        report["prior_precision"] = {name: float(prior[index].mean()) for name, index in groups}
+        return Tuned(gaussian, report)
+
+    def validation(self, jacobian: Jacobian, rows: Rows, hyper: Hyper) -> Tuned:
+        """The multiple of the prior with the best linearised predictions on validation rows."""
+        path = self.curvature.path(self.prior)
+        network = jacobian.network
+
+        scales = [scale for scale in SCALES if scale > path.lowest]
+        some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
+        total = torch.zeros(len(scales), dtype=torch.float64)
+        rng = torch.Generator().manual_seed(self.run.seed)
+        with self.run.bar(len(some), "validation row") as bar:
+            for x, y in some.ordered(jacobian.rows_at_once(jacobian.plan.outputs), network.device):
+                here = jacobian.at(x)
+                mean, covariance = here.outputs, path.covariances(here, scales)
+                noise = torch.randn(DRAWS, *mean.flatten(1).shape, generator=rng, dtype=torch.float64).to(mean)
+                for k in range(len(scales)):
+                    outputs = sampled_outputs(mean, covariance[k], noise)
+                    total[k] += _nll(network.likelihood, outputs, y, hyper)
+                bar.update(len(y))
+        return self._best(scales, total / len(some))
+
+    def validation_by_draws(
+        self,
+        outputs: Callable[[Gaussian, Any, torch.Generator], Tensor],
+        likelihood: Likelihood,
+        rows: Rows,
+        hyper: Hyper,
+    ) -> Tuned:
+        """The same for predictions that are made by `outputs(gaussian, x, rng)`: weights drawn for each scale."""
+        scales = SCALES[::3]
+        some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
+        total = torch.zeros(len(scales), dtype=torch.float64)
+        for k, scale in enumerate(scales):
+            gaussian = self.curvature.gaussian(scale * self.prior)
+            for x, y in some.ordered(1024, self.run.device):
+                rng = torch.Generator().manual_seed(self.run.seed)  # the same draws for every batch and scale
+                total[k] += _nll(likelihood, outputs(gaussian, x, rng), y, hyper)
+        return self._best(scales, total / len(some))
+
+    def _best(self, scales: Sequence[float], nll: Tensor) -> Tuned:
+        nll = torch.where(nll.isfinite(), nll, torch.inf)
+        best = int(nll.argmin())
+        if best in (0, len(scales) - 1):
+            self._warn_at_the_end(scales[best], "validation likelihood")
+        tuned = self.given(scales[best])
+        return Tuned(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
+
+    def _warn_at_the_end(self, scale: float, what: str) -> None:
+        self.run.warnings.append(
+            f"the {what} is best at the end of the range of prior precisions looked at ({scale:.2g} times the given "
+            "one): give the task another prior, or set precision= yourself"
+        )
+
+    def _report(self, gaussian: Gaussian, scale: float | None) -> dict[str, Any]:
+        evidence = log_evidence(self.log_likelihood, self.weights, gaussian.prior, gaussian.log_det())
+        report: dict[str, Any] = {"log_marginal_likelihood": evidence}
+        if scale is not None:
+            report["prior_precision_multiple"] = scale
+            lowest, highest = float(gaussian.prior.min()), float(gaussian.prior.max())
+            report["prior_precision"] = lowest if lowest == highest else [lowest, highest]
+        return report
+
+
+def log_evidence(log_likelihood: float, weights: Tensor, prior: Tensor, log_det: float) -> float:
+    """The Laplace approximation of the log marginal likelihood."""
+    prior = prior.double()
+    fit = float((prior * weights.double().to(prior.device).square()).sum())
+    return log_likelihood - 0.5 * (fit - float(prior.log().sum()) + log_det)
+
+
+def sampled_outputs(mean: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
+    """Outputs [S, B, ...] with this mean and covariance [B, D, D], from standard normals [S, B, D]."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    return mean + torch.einsum("bij,sbj->sbi", root, noise).reshape(len(noise), *mean.shape)
+
+
+def _nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> float:
+    return -float(likelihood.predictive(outputs, hyper).log_prob(targets).double().sum())

@@ -1,0 +1,67 @@
+"""LastLayerLaplace: a Laplace approximation over the last layer only; the layers before it are features.
+
+    f(x) = W phi(x) + b,   (W, b) ~ N((W*, b*), P^-1)
+
+With a Gaussian likelihood this is Bayesian linear regression on the features phi, exactly. One forward pass and the
+last layer's gradient are all that a row costs (Kristiadi et al. 2020).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from caveat.engine.curvature import Sweep
+from caveat.engine.laplace import LaplaceMethod
+from caveat.engine.run import Info, Run
+from caveat.network import Layer, Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["LastLayerLaplace"]
+
+
+@dataclass(frozen=True)
+class LastLayerLaplace(LaplaceMethod):
+    """A Gaussian over the last layer's weights; the layers before it stay as they are."""
+
+    structure: Literal["full", "kronecker", "diagonal"] = "full"
+    layer: str = "auto"  # name of a layer; auto is the last one that acts in a forward pass
+    quick: ClassVar["LastLayerLaplace"]
+
+    @property
+    def _rank(self) -> int:
+        return 0
+
+    def memory(self, network: Network) -> int:
+        """A copy of the weights; the covariance is looked at when the layer is known."""
+        return network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Find the layer; one pass over the data; the prior precision."""
+        network = task.network.to(run.device)
+        layer = _last_layer(task, network, start, run) if self.layer == "auto" else self.layer
+        names = [name for name in network.names if name.rpartition(".")[0] == layer]
+        if not names:
+            known = list(dict.fromkeys(name.rpartition(".")[0] for name in network.names))
+            raise ValueError(f"layer={layer!r} has no weights that inference is about: the layers are {known}")
+
+        def treatment(which: Layer) -> str:
+            return f"Gaussian, {self.structure} covariance" if which.name == layer else "fixed at the MAP"
+
+        report = {"layer": layer}
+        return self._laplace(
+            task, start, run, network.restricted(names), None, self.structure, treatment=treatment, diagnostics=report
+        )
+
+
+def _last_layer(task: Task, network: Network, start: State, run: Run) -> str:
+    """The layer of the last weight to act in a forward pass."""
+    sweep = Sweep(network, dict(start["params"]), start["hyper"], task.train, run)
+    x, _ = next(iter(task.train.batches([torch.arange(min(3, task.n))], run.device)))
+    uses = [use for use, _ in sweep.jacobian().at(x).uses]
+    layers = [use.name.rpartition(".")[0] for use in uses if use.name in network.names]
+    return layers[-1]
+
+
+LastLayerLaplace.quick = LastLayerLaplace()

@@ -1,0 +1,108 @@
+"""SubnetworkLaplace: full-covariance inference over a few well chosen weights (Daxberger et al. 2021).
+
+    w_S ~ N(w*_S, (sum_n J_nS^T F_n J_nS + prior precision)^-1),   all other weights fixed at w*
+
+A full covariance over all weights of a deep network cannot be stored; over a thousandth of them it can, and it sees
+what a diagonal over all of them cannot. Which thousandth is a score's choice (`engine/selection.py`).
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from caveat.engine.curvature import Sweep, places
+from caveat.engine.laplace import LaplaceMethod, flat_prior
+from caveat.engine.run import Info, Run
+from caveat.engine.selection import Score, select
+from caveat.network import Layer, Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["SubnetworkLaplace"]
+
+
+@dataclass(frozen=True)
+class SubnetworkLaplace(LaplaceMethod):
+    """A Gaussian with full covariance over a chosen subnetwork; the other weights stay at their MAP values."""
+
+    weights: int | float | str = 0.01  # how many, a share of the network, or a pattern of names to take whole
+    score: Score | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
+    keep_dead: bool = False  # whether weights without curvature may be chosen
+    quick: ClassVar["SubnetworkLaplace"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        amount = self.weights
+        if not isinstance(amount, str) and (amount <= 0 or (isinstance(amount, float) and amount > 1)):
+            raise ValueError(f"SubnetworkLaplace(weights={amount!r}): must be a count, a share in (0, 1], or a pattern")
+
+    @property
+    def _rank(self) -> int:
+        return 0
+
+    def memory(self, network: Network) -> int:
+        """Scores of all weights; the precision matrix is looked at when it is known how many rows there are."""
+        return 4 * network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Choose weights; one pass over the data for their covariance; the prior precision."""
+        network = task.network.to(run.device)
+        if isinstance(self.weights, str):
+            names = [name for name in network.names if fnmatchcase(name, self.weights)]
+            if not names:
+                raise ValueError(
+                    f"weights={self.weights!r} matches no parameter that inference is about: {list(network.names)[:8]}"
+                )
+            report: dict[str, Any] = {"subnetwork": {"weights": network.restricted(names).n_parameters}}
+            return self._over(task, start, run, network.restricted(names), None, report)
+        count = self._count(network)
+        prior = flat_prior(network, start["params"])
+        sweep = Sweep(network, dict(start["params"]), start["hyper"], task.train, run, "exact", self._bfloat16)
+        part = run.child("choice")
+        selection = select(task, sweep, count, self.score, prior, part, self.keep_dead)
+        run.absorb(part)
+        index = selection.index
+        kept = [n for n, p in places(network).items() if bool(((index >= p.start) & (index < p.stop)).any())]
+        own = network.restricted(kept)
+        before, after = places(network), places(own)
+        moved = [index[(index >= before[n].start) & (index < before[n].stop)] for n in kept]
+        shifted = [piece - before[n].start + after[n].start for n, piece in zip(kept, moved, strict=True)]
+        local = torch.cat(shifted).to(run.device)
+        return self._over(task, start, run, own, local, {"subnetwork": selection.report})
+
+    @property
+    def _bfloat16(self) -> bool:
+        return self.arithmetic == "bfloat16"
+
+    def _count(self, network: Network) -> int:
+        n = network.n_parameters
+        if isinstance(self.weights, float):
+            return max(1, round(self.weights * n))
+        assert isinstance(self.weights, int)
+        if self.weights > n:
+            raise ValueError(f"weights={self.weights:_} is more than the network has ({n:,})")
+        return self.weights
+
+    def _over(
+        self, task: Task, start: State, run: Run, network: Network, index: Tensor | None, report: dict[str, Any]
+    ) -> tuple[State, Info]:
+        counts: dict[str, int] = {}
+        for name, place in places(network).items():
+            whole = place.stop - place.start
+            chosen = whole if index is None else int(((index >= place.start) & (index < place.stop)).sum())
+            layer = name.rpartition(".")[0]
+            counts[layer] = counts.get(layer, 0) + chosen
+
+        def treatment(layer: Layer) -> str:
+            chosen = counts.get(layer.name, 0)
+            if not chosen:
+                return "fixed at the MAP"
+            return f"Gaussian, full covariance over {chosen:,} of {layer.selected:,} weights"
+
+        return self._laplace(task, start, run, network, index, "full", treatment=treatment, diagnostics=report)
+
+
+SubnetworkLaplace.quick = SubnetworkLaplace(weights=0.2)
