@@ -29,7 +29,10 @@ __all__ = ["Axis", "Elementwise", "Lookup", "Product", "Tape", "Use", "working_n
 
 Axis = Literal["first", "second", "folded"]  # where the rows are in a function's tensors; folded is rows x positions
 
-WORKING_NUMBERS = {"cpu": 2**24, "cuda": 2**28}  # in one temporary tensor: 64 MB, 1 GB of float32
+WORKING_NUMBERS = {
+    "cpu": 2**21,
+    "cuda": 2**28,
+}  # in one temporary tensor: 8 MB, which caches hold, and 1 GB, of float32
 # Bytes that could be moved in the time of one multiply-add: what a dense product costs against gathering.
 BYTES_PER_PRODUCT = {"cpu": 0.4, "cuda": 0.08}
 
