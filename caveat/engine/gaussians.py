@@ -441,13 +441,13 @@ class Layers:
         """Summed over parts."""
         if not joint:
             return self.covariances(here, [1.0])[0]
-        total = None
+        total = here.outputs.new_zeros(here.outputs.numel(), here.outputs.numel())
         cotangents = list(one_hot(here.outputs))
         for names, part, precision in self.precisions():
-            whole = torch.cat([block for _, block in part.pieces(here, names, cotangents)]).flatten(0, 1)
-            found = (whole / precision) @ whole.T
-            total = found if total is None else total + found
-        assert total is not None
+            blocks = [block for _, block in part.pieces(here, names, cotangents)]
+            if blocks:  # none where a weight does not act
+                whole = torch.cat(blocks).flatten(0, 1).to(total.dtype)
+                total += (whole / precision) @ whole.T
         return total
 
     def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:

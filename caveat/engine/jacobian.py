@@ -25,7 +25,7 @@ from caveat.batches import Inputs, count_rows, map_tensors, tensors
 from caveat.engine.layers import Axis, Product, Tape, Use, working_numbers
 from caveat.network import Network, Params
 
-__all__ = ["Here", "Jacobian"]
+__all__ = ["Here", "Jacobian", "one_hot", "plain_attention"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Jacobian:
         rows, device = count_rows(x), self.network.device.type
         tape = Tape({id(self.params[name]): name for name in plan.known}, rows, None if find_axes else plan.axes)
         precision = torch.autocast(device, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
-        with torch.enable_grad(), precision, _plain_attention():
+        with torch.enable_grad(), precision, plain_attention():
             with tape:
                 outputs = self.network(self.params, x)
             results, points, uses = [outputs], tape.points, list(zip(tape.uses, tape.point_of, strict=True))
@@ -132,7 +132,7 @@ class Jacobian:
         second = map_tensors(lambda t: t[1:2] if t.ndim else t, x)
         watched = {name: self.params[name].detach().clone().requires_grad_() for name in self.pieces}
         try:
-            with torch.enable_grad(), _plain_attention():
+            with torch.enable_grad(), plain_attention():
                 alone = self.network(self.params | watched, second)
         except ValueError as error:  # BatchNorm without running statistics
             raise ValueError(
@@ -353,7 +353,7 @@ def _check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _plain_attention() -> Iterator[None]:
+def plain_attention() -> Iterator[None]:
     """Attention by its ordinary operations: torch's fused inference path cannot be differentiated."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -4,6 +4,7 @@ At the MAP w* the posterior is approximated by N(w*, P^-1), P = GGN + prior prec
 linearisation f(x, w) ~ f(x, w*) + J(x) (w - w*), so that outputs are Gaussian: N(f(x, w*), J P^-1 J^T).
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,13 +12,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from caveat.batches import Inputs, count_rows, move, slices
 from caveat.engine.cost import free_bytes, words
 from caveat.engine.curvature import Fisher, Sweep, places
 from caveat.engine.draws import push_draws
-from caveat.engine.gaussians import Curvature, Full, Gaussian, Layered, Rows, restored
-from caveat.engine.jacobian import Jacobian
+from caveat.engine.gaussians import Curvature, Full, Gaussian, Kronecker, Layered, Rows, restored
+from caveat.engine.jacobian import Jacobian, plain_attention
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.tuning import Precision, Tuned, Tuner
 from caveat.knobs import Count, Positive, Share, check_knobs
@@ -205,7 +207,8 @@ class LaplaceMethod(ABC):
             return outputs.expand(n, *outputs.shape), state["hyper"]
         jacobian = self._jacobian(state, own, index, x)
         if jacobian.plan.outputs > 2 * n:
-            return self._by_tangents(state, own, index, gaussian, x, n, rng), state["hyper"]
+            with contextlib.suppress(NotImplementedError):  # a layer without forward derivatives, such as an LSTM
+                return self._by_tangents(state, own, index, gaussian, x, n, rng), state["hyper"]
         deltas = gaussian.deltas(n, rng)
         found = []
         for piece in slices(x, jacobian.rows_at_once(jacobian.plan.outputs)):
@@ -228,7 +231,8 @@ class LaplaceMethod(ABC):
             pieces = []
             for piece in slices(x, 128):
                 rows = move(piece, network.device)
-                both: Any = torch.func.jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
+                with plain_attention(), sdpa_kernel(SDPBackend.MATH):  # the others have no forward derivatives
+                    both: Any = torch.func.jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
                 pieces.append(both[0] + both[1])
             found.append(torch.cat(pieces).detach())
         return torch.stack(found)
@@ -260,7 +264,7 @@ class LaplaceMethod(ABC):
         sweep = Sweep(own, state["params"], state["hyper"], rows, run, self.fisher, self.arithmetic == "bfloat16")
         before = gaussian.curvature()
         if isinstance(before, Layered):
-            kronecker = any("inputs" in key for key in before.tensors())
+            kronecker = any(isinstance(part, Kronecker) for part in before.parts.values())
             summed: Curvature = before.plus(sweep.layered(kronecker))
         elif isinstance(before, Full):
             summed = Full(before.ggn + sweep.full(index).ggn)
@@ -303,7 +307,7 @@ def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Te
     """
     if mean.ndim != 2:
         raise ValueError(f"prediction='bridge' is for one target a row, and outputs are {tuple(mean.shape)}")
-    mean, covariance = mean.double(), covariance.double()
+    dtype, mean, covariance = mean.dtype, mean.double(), covariance.double()
     classes = mean.shape[1]
     total = covariance.sum((-1, -2)).clamp_min(1e-300)  # 1^T Sigma 1
     towards = covariance.sum(-1)  # Sigma 1
@@ -312,7 +316,7 @@ def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Te
     tail = (mu + torch.logsumexp(-mu, -1, keepdim=True)).exp()
     alpha = ((1 - 2 / classes + tail / classes**2) / variance.clamp_min(1e-12)).clamp(1e-6, 1e12)
     drawn = torch._standard_gamma(alpha.cpu().expand(n, *alpha.shape), generator=rng).clamp_min(1e-300)
-    return (drawn.log() - drawn.sum(-1, keepdim=True).log()).to(covariance.device, torch.float64).to(mean.device)
+    return (drawn.log() - drawn.sum(-1, keepdim=True).log()).to(mean.device, dtype)
 
 
 def _subnetwork(network: Network, index: Tensor | None) -> Params:

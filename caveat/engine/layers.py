@@ -295,6 +295,7 @@ class Tape(TorchFunctionMode):
         self.points: list[Tensor] = []
         self.point_of: list[int] = []  # for each use, its point
         self.unknown: set[str] = set()
+        self.last: set[str] = set()  # parameters that the last function to take any took
         self.found_axes: dict[str, list[Axis]] = {}  # of every use of a parameter, in the order of the calls
 
     def name(self, tensor: Any) -> str | None:
@@ -314,10 +315,12 @@ class Tape(TorchFunctionMode):
             with contextlib.suppress(_NotRowsError):
                 found = rule(self, func, *args, **kwargs)
                 if found is not None:
+                    self.last = owned
                     return found
         result = func(*args, **kwargs)
         if any(id(tensor) not in self.watched for tensor in _flat(result)):
             self.unknown |= owned
+            self.last = owned
         return result
 
     def axis(self, tensor: Tensor, *parameters: Tensor | None, channels: bool = False) -> Axis:

@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from caveat.engine.curvature import Sweep
+from caveat.batches import count_rows
 from caveat.engine.laplace import LaplaceMethod
+from caveat.engine.layers import Tape
 from caveat.engine.run import Info, Run
 from caveat.network import Layer, Network
 from caveat.storage import State
@@ -40,7 +41,7 @@ class LastLayerLaplace(LaplaceMethod):
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Find the layer; one pass over the data; the prior precision."""
         network = task.network.to(run.device)
-        layer = _last_layer(task, network, start, run) if self.layer == "auto" else self.layer
+        layer = _last_layer(task, network, start) if self.layer == "auto" else self.layer
         names = [name for name in network.names if name.rpartition(".")[0] == layer]
         if not names:
             known = list(dict.fromkeys(name.rpartition(".")[0] for name in network.names))
@@ -55,13 +56,14 @@ class LastLayerLaplace(LaplaceMethod):
         )
 
 
-def _last_layer(task: Task, network: Network, start: State, run: Run) -> str:
+def _last_layer(task: Task, network: Network, start: State) -> str:
     """The layer of the last weight to act in a forward pass."""
-    sweep = Sweep(network, dict(start["params"]), start["hyper"], task.train, run)
-    x, _ = next(iter(task.train.batches([torch.arange(min(3, task.n))], run.device)))
-    uses = [use for use, _ in sweep.jacobian().at(x).uses]
-    layers = [use.name.rpartition(".")[0] for use in uses if use.name in network.names]
-    return layers[-1]
+    params = dict(start["params"])
+    x, _ = next(iter(task.train.batches([torch.arange(min(3, task.n))], network.device)))
+    tape = Tape({id(params[name]): name for name in network.names}, count_rows(x))
+    with torch.no_grad(), tape:
+        network(params, x)
+    return [name.rpartition(".")[0] for name in network.names if name in tape.last][-1]
 
 
 LastLayerLaplace.quick = LastLayerLaplace()
