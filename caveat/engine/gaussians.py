@@ -9,7 +9,7 @@ and gives its log determinant and the marginal variances. A curvature makes the 
 every multiple of one prior with the work of a single decomposition.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol
 
@@ -93,6 +93,9 @@ class Curvature(Protocol):
     def path(self, prior: Tensor) -> Path:
         """All multiples of these prior precisions at once."""
 
+    def times(self, factor: float) -> "Curvature":
+        """The curvature times a number: of rows that say more or less than was thought."""
+
     def tensors(self) -> Params:
         """The sums that a pass over the data makes, which add up over data."""
 
@@ -168,6 +171,10 @@ class Full:
         scaled = (vectors / root.unsqueeze(1)).to(prior.dtype)
         return _Spectrum(values.clamp_min(0), scaled, 2 * float(root.log().sum()))
 
+    def times(self, factor: float) -> "Full":
+        """The curvature times a number."""
+        return Full(self.ggn * factor)
+
     def tensors(self) -> Params:
         """The matrix."""
         return {"ggn": self.ggn}
@@ -200,7 +207,7 @@ class LowRank:
     """
 
     rows: Tensor  # [m, n]
-    cholesky: Tensor  # [m, m], lower triangular
+    cholesky: Tensor  # [m, m], lower triangular; float64 where it is small, see `Rows`
     prior: Tensor
 
     def covariance(self, here: Here, joint: bool = False) -> Tensor:
@@ -219,7 +226,8 @@ class LowRank:
         """As u - D^-1 rows^T K^-1 (rows u + e) with u ~ N(0, D^-1), e standard normal: conditioning a prior draw."""
         u = _normal((count, len(self.prior)), rng, self.rows) / self.prior.to(self.rows.dtype).sqrt()
         e = _normal((count, len(self.rows)), rng, self.rows)
-        solved = torch.cholesky_solve((u @ self.rows.T + e).T, self.cholesky).T
+        target = (u @ self.rows.T + e).T.to(self.cholesky.dtype)
+        solved = torch.cholesky_solve(target, self.cholesky).T.to(self.rows.dtype)
         return u - (solved @ self.rows) / self.prior.to(self.rows.dtype)
 
     def shifts(self, here: Here, deltas: Tensor) -> Tensor:
@@ -236,8 +244,9 @@ class LowRank:
 
     def variances(self) -> Tensor:
         """The diagonal of Woodbury's identity."""
-        half = torch.linalg.solve_triangular(self.cholesky, self.rows, upper=False) / self.prior.to(self.rows.dtype)
-        return 1 / self.prior.to(half) - half.square().sum(0)
+        solved = torch.linalg.solve_triangular(self.cholesky, self.rows.to(self.cholesky.dtype), upper=False)
+        half = solved / self.prior.to(solved)
+        return (1 / self.prior.to(half) - half.square().sum(0)).to(self.rows.dtype)
 
     def tensors(self) -> Params:
         """Rows, factor, prior."""
@@ -256,13 +265,28 @@ class Rows:
 
     def gaussian(self, prior: Tensor) -> LowRank:
         """Factor K, which is small."""
-        scaled = self.rows / prior.to(self.rows.dtype).sqrt()
-        inner = scaled @ scaled.T
-        return LowRank(self.rows, _factored(inner, torch.ones_like(inner[0])).to(self.rows.dtype), prior)
+        return self._with(self._inner(prior), prior)
 
-    def path(self, prior: Tensor) -> "_Multiples":
-        """A factor for each scale."""
-        return _Multiples(lambda scale: self.gaussian(scale * prior))
+    def path(self, prior: Tensor) -> "_DualSpectrum":
+        """One eigendecomposition of the rows' inner products in units of the prior."""
+        values, vectors = torch.linalg.eigh(self._inner(prior))
+        return _DualSpectrum(self.rows, prior, values.clamp_min(0), vectors)
+
+    def times(self, factor: float) -> "Rows":
+        """The curvature times a number."""
+        return Rows(self.rows * factor**0.5)
+
+    def _inner(self, prior: Tensor) -> Tensor:
+        """Rows D^-1 rows^T; nearly singular where rows say the same, so in float64 where it is small."""
+        m = len(self.rows)
+        total = self.rows.new_zeros(m, m, dtype=torch.float64 if m <= DOUBLE_UP_TO else None)
+        for rows, own in zip(self.rows.split(2**16, 1), prior.split(2**16), strict=True):
+            scaled = rows.to(total.dtype) / own.to(total).sqrt()
+            total.addmm_(scaled, scaled.T)
+        return total
+
+    def _with(self, inner: Tensor, prior: Tensor) -> LowRank:
+        return LowRank(self.rows, _factored(inner, torch.ones_like(inner[0])), prior)
 
     def tensors(self) -> Params:
         """The rows."""
@@ -270,17 +294,29 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class _Multiples:
-    """A path whose every scale is a Gaussian of its own."""
+class _DualSpectrum:
+    """J P^-1 J^T = (J D^-1 J^T - sum_i b_i b_i^T / (values_i + scale)) / scale  with  b = J D^-1 rows^T vectors."""
 
-    at: Callable[[float], Gaussian]
-    lowest: float = 0.0
+    rows: Tensor  # [m, n]
+    prior: Tensor
+    values: Tensor  # [m], of rows D^-1 rows^T
+    vectors: Tensor  # [m, m]
+
+    @property
+    def lowest(self) -> float:
+        return 10 * torch.finfo(self.values.dtype).eps * float(self.values[-1])
 
     def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        return torch.stack([self.at(scale).covariance(here) for scale in scales])
+        j = here.rows().to(self.values.dtype)  # two large terms nearly cancel where the data say much
+        scaled = j / self.prior.to(j)
+        rotated = scaled @ self.rows.to(j.dtype).T @ self.vectors
+        before = scaled @ j.mT
+        found = [(before - (rotated / (self.values + scale)) @ rotated.mT) / scale for scale in scales]
+        return torch.stack(found).to(here.outputs.dtype)
 
     def log_det(self, scale: float) -> float:
-        return self.at(scale).log_det()
+        prior = float((scale * self.prior.double()).log().sum())
+        return prior + float((1 + self.values.double() / scale).log().sum())
 
 
 # Layer by layer
@@ -309,6 +345,10 @@ class Diagonal:
         """One over the precision."""
         return 1 / precision
 
+    def times(self, factor: float) -> "Diagonal":
+        """The curvature times a number."""
+        return Diagonal(self.ggn * factor)
+
     def tensors(self) -> Params:
         """The diagonal."""
         return {"ggn": self.ggn}
@@ -333,6 +373,10 @@ class Kronecker:
         dtype = self.inputs.dtype
         values = a_values.clamp_min(0).to(dtype), g_values.clamp_min(0).to(dtype)
         return Rotated(*values, a_vectors.to(dtype), g_vectors.to(dtype), self.count, self.has_bias)
+
+    def times(self, factor: float) -> "Kronecker":
+        """The curvature times a number."""
+        return Kronecker(self.inputs, self.outputs * factor, self.count, self.has_bias)
 
     def tensors(self) -> Params:
         """The sums."""
@@ -552,6 +596,10 @@ class Layered:
                 Diagonal(**added) if isinstance(part, Diagonal) else Kronecker(**added, has_bias=part.has_bias)
             )
         return Layered(summed, self.places)
+
+    def times(self, factor: float) -> "Layered":
+        """The curvature times a number."""
+        return Layered({names: part.times(factor) for names, part in self.parts.items()}, self.places)
 
     def path(self, prior: Tensor) -> Layers:
         """The same: a prior's multiples only change what is added."""

@@ -54,6 +54,7 @@ class Jacobian:
     def __init__(
         self, network: Network, params: Params, x: Inputs, index: Tensor | None = None, *, bfloat16: bool = False
     ) -> None:
+        params = {name: _fast_layout(value) for name, value in params.items()}
         self.network, self.params, self.bfloat16 = network, params, bfloat16
         self.sizes = {name: params[name].numel() for name in network.names}
         self.size = sum(self.sizes.values()) if index is None else len(index)
@@ -77,7 +78,7 @@ class Jacobian:
 
     def at(self, x: Inputs) -> "Here":
         """One forward pass over these rows."""
-        here = self._pass(x, self.plan, self.bfloat16)
+        here = self._pass(map_tensors(_fast_layout, x), self.plan, self.bfloat16)
         if here.tape.unknown:
             names = ", ".join(sorted(here.tape.unknown)[:3])
             raise ValueError(
@@ -177,7 +178,7 @@ class Jacobian:
         for name, rows, block in here.blocks([v]):
             if rows.start <= 1 < rows.stop:
                 found[name] += block[1 - rows.start, 0].reshape(found[name].shape)
-        tolerance = 1e-8 if v.dtype == torch.float64 else 1e-3
+        tolerance = _rounding(v)
         return {
             name
             for name, value in found.items()
@@ -343,9 +344,21 @@ def _nearby(params: Params, names: tuple[str, ...]) -> Params:
     return params | {name: moved(params[name].detach()) for name in names}
 
 
+def _rounding(like: Tensor) -> float:
+    """The relative difference that other batch sizes may make; a GPU's convolutions round to ten bits by default."""
+    return 1e-8 if like.dtype == torch.float64 else 0.05 if like.device.type == "cuda" else 1e-3
+
+
+def _fast_layout(tensor: Tensor) -> Tensor:
+    """Channels last where it is faster: images and filters on a GPU."""
+    if tensor.device.type != "cuda" or tensor.ndim != 4:
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
 def _check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
     scale = float(alone.abs().max())
-    if not float((in_batch - alone).abs().max()) <= 1e-3 * scale + 1e-6:
+    if not float((in_batch - alone).abs().max()) <= _rounding(alone) * scale + 1e-6:
         raise ValueError(
             "the network's output for a row depends on the other rows of the batch, so a row has no gradient of its "
             "own: use BatchNorm with running statistics, and no operation over the batch axis"

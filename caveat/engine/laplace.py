@@ -45,7 +45,7 @@ class LaplaceMethod(ABC):
     precision: Precision | Positive = "auto"
     prediction: Prediction = "samples"  # linearised draws, weight draws, closed form (probit), Laplace bridge
     fisher: Fisher = "exact"  # mc: one random cotangent a row, cheaper by the number of outputs
-    arithmetic: Arithmetic = "full"  # bfloat16: passes in bfloat16, sums in float32
+    arithmetic: Arithmetic = "full"  # of the curvature; bfloat16: passes in bfloat16, sums in float32
     skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
     n_draws: Count = 100  # of a prediction
     starts_from: ClassVar[StartsFrom] = "trained"
@@ -84,7 +84,7 @@ class LaplaceMethod(ABC):
         log_likelihood = float(task.log_likelihood(network, params, hyper)) * task.n
         tuner = Tuner(curvature, prior, weights, log_likelihood, run)
         tuned = self._tuned(tuner, task, sweep, index)
-        state: State = {"params": params, "hyper": hyper, "gaussian": tuned.gaussian.tensors()}
+        state: State = {"params": params, "hyper": tuned.hyper or hyper, "gaussian": tuned.gaussian.tensors()}
         if index is not None or network.names != task.network.names:
             state["subnetwork"] = _subnetwork(network, index)
         report = (
@@ -173,8 +173,18 @@ class LaplaceMethod(ABC):
                     sweep.hyper,
                 )
             else:
-                tuned = tuner.validation(sweep.jacobian(index), task.validation, sweep.hyper)
-        return Tuned(tuned.gaussian, tuned.report | {"precision_from": how})
+                exact = replace(sweep, bfloat16=False)  # half precision is for sums over rows, not for predictions
+                jacobian = exact.jacobian(index)
+                if "log_noise" in sweep.hyper and getattr(sweep.network.likelihood, "noise", None) is None:
+                    tuned = tuner.validation_with_noise(
+                        jacobian,
+                        task.validation,
+                        sweep.hyper,
+                        lambda hyper: float(task.log_likelihood(sweep.network, sweep.params, hyper)) * task.n,
+                    )
+                else:
+                    tuned = tuner.validation(jacobian, task.validation, sweep.hyper)
+        return replace(tuned, report=tuned.report | {"precision_from": how})
 
     def _weight_outputs(
         self, gaussian: Gaussian, sweep: Sweep, index: Tensor | None, x: Inputs, rng: torch.Generator
@@ -256,7 +266,7 @@ class LaplaceMethod(ABC):
 
     def _jacobian(self, state: State, network: Network, index: Tensor | None, x: Inputs) -> Jacobian:
         first = move(next(iter(slices(x, 3))), network.device)
-        return Jacobian(network, state["params"], first, index, bfloat16=self.arithmetic == "bfloat16")
+        return Jacobian(network, state["params"], first, index)
 
     def update(self, state: State, network: Network, rows: DataRows, run: Run) -> State:
         """Add the curvature of more rows at the same point; the point and the prior stay."""

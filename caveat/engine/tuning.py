@@ -8,12 +8,13 @@ multiple of d needs the curvature's eigenvalues only. For a precision of each la
     d_l <- g_l / ||w*_l||^2,   g_l = n_l - d_l tr (P^-1)_ll   (how many of the layer's weights the data determine)
 
 is repeated with a new factor each time. On validation rows the best multiple is the one whose linearised prediction has
-the lowest negative log likelihood.
+the lowest negative log likelihood. Noise that is learned is found there with it: the noise that is best for the point
+alone counts all that the point does not know, and beside it no posterior would have anything left to explain.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -30,8 +31,9 @@ __all__ = ["Precision", "Tuned", "Tuner", "log_evidence", "sampled_outputs"]
 
 Precision = Literal["auto", "given", "scaled", "evidence", "layers", "validation"]
 
-SCALES = tuple(10.0 ** (exponent / 3) for exponent in range(-15, 19))  # of the given prior: 1e-5 to 1e6
-ROWS = 5000  # validation rows looked at
+SCALES = tuple(10.0 ** (exponent / 2) for exponent in range(-16, 13))  # of the given prior: 1e-8 to 1e6
+ROWS = 2000  # validation rows looked at
+NOISES = tuple(2.0 ** (exponent / 4) for exponent in range(-16, 9))  # of the noise at the start: 1/16 to 4
 DRAWS = 64  # of the logits a validation row, the same for every scale
 
 
@@ -41,6 +43,7 @@ class Tuned:
 
     gaussian: Gaussian
     report: dict[str, Any] = field(default_factory=dict)
+    hyper: Hyper | None = None  # where the noise was decided too
 
 
 @dataclass
@@ -116,6 +119,40 @@ class Tuner:
                     total[k] += _nll(network.likelihood, outputs, y, hyper)
                 bar.update(len(y))
         return self._best(scales, total / len(some))
+
+    def validation_with_noise(
+        self, jacobian: Jacobian, rows: Rows, hyper: Hyper, log_likelihood: Callable[[Hyper], float]
+    ) -> Tuned:
+        """The same for Gaussian noise that is learned: the best pair of noise and multiple of the prior.
+
+        With noise c times as large P = (GGN + c^2 d) / c^2, so one path serves every pair. `log_likelihood` is that of
+        all training rows with another noise.
+        """
+        path = self.curvature.path(self.prior)
+        likelihood = jacobian.network.likelihood
+        scales = [scale for scale in SCALES if scale > path.lowest]  # c^2 times the prior's
+        hypers = [hyper | {"log_noise": hyper["log_noise"] + math.log(noise)} for noise in NOISES]
+        some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
+        total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
+        with self.run.bar(len(some), "validation row") as bar:
+            for x, y in some.ordered(jacobian.rows_at_once(jacobian.plan.outputs), jacobian.network.device):
+                here = jacobian.at(x)
+                variances = path.covariances(here, scales).diagonal(dim1=-2, dim2=-1)  # [K, B, D]
+                for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):
+                    for k, variance in enumerate(variances):
+                        shaped = noise**2 * variance.reshape(here.outputs.shape)
+                        prediction = likelihood.closed_predictive(here.outputs, shaped, own)
+                        total[i, k] -= float(prediction.log_prob(y).double().sum())
+                bar.update(len(y))
+        nll = torch.where(total.isfinite(), total, torch.inf) / len(some)
+        i, k = divmod(int(nll.argmin()), len(scales))
+        if k in (0, len(scales) - 1):
+            self._warn_at_the_end(scales[k], "validation likelihood")
+        noise, scale = NOISES[i], scales[k] / NOISES[i] ** 2
+        other = replace(self, curvature=self.curvature.times(noise**-2), log_likelihood=log_likelihood(hypers[i]))
+        tuned = other.given(scale)
+        report = tuned.report | {"validation_nll": float(nll[i, k]), "noise_multiple": noise}
+        return Tuned(tuned.gaussian, report, hypers[i])
 
     def validation_by_draws(
         self,
