@@ -51,6 +51,7 @@ def select(
     if isinstance(score, Tensor) and score.numel() != n:
         raise ValueError(f"score has {score.numel():,} numbers, but the network has {n:,} weights: give one to each")
     if isinstance(score, Tensor) and keep_dead:  # nothing to ask of the data
+        _refuse_nan(score)
         chosen = score.flatten().topk(count).indices.sort().values.cpu()
         return Selection(chosen, {"weights": count, "of": n, "score": "given"})
     some = torch.linspace(0, len(sweep.rows) - 1, min(len(sweep.rows), ROWS), dtype=torch.float64).long()
@@ -61,8 +62,7 @@ def select(
     values = (
         score.flatten().to(ggn) if isinstance(score, Tensor) else _scores(score, task, sweep, ggn, energy, prior, run)
     )
-    if bool(values.isnan().any()):
-        raise ValueError("the score holds NaN: give every weight a number")
+    _refuse_nan(values)
     alive = torch.ones_like(ggn, dtype=torch.bool) if keep_dead else ggn > 1e-10 * ggn.mean()
     living = int(alive.sum())
     if living < count:
@@ -89,6 +89,11 @@ def select(
         / max(float((energy / (ggn + prior.to(ggn))).double().sum()), 1e-300),
     }
     return Selection(best.cpu(), report)
+
+
+def _refuse_nan(values: Tensor) -> None:
+    if bool(values.isnan().any()):
+        raise ValueError("the score holds NaN: give every weight a number")
 
 
 def _scores(score: Score, task: Task, sweep: Sweep, ggn: Tensor, energy: Tensor, prior: Tensor, run: Run) -> Tensor:
