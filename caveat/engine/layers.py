@@ -90,6 +90,7 @@ class Product(Use):
     groups: int = 1
     outputs: int = 0  # how many rows of the weight act here
     _gathered: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _kept: dict[Any, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def width(self) -> int:
@@ -101,7 +102,16 @@ class Product(Use):
         return g.flatten(2) if self.convolution else g.reshape(len(g), -1, g.shape[-1]).transpose(1, 2)
 
     def patches(self, part: slice, dtype: torch.dtype) -> Tensor:
-        """What the weight multiplies, [n, groups * K, T]."""
+        """What the weight multiplies, [n, groups * K, T]; kept for the next cotangent where there is room."""
+        key = (part.start, part.stop, dtype)
+        if key in self._kept:
+            return self._kept[key]
+        found = self._patches(part, dtype)
+        if self.convolution is not None and len(self.inputs) * found[:1].numel() <= 2 * working_numbers(found):
+            self._kept[key] = found
+        return found
+
+    def _patches(self, part: slice, dtype: torch.dtype) -> Tensor:
         x = self.arranged(self.inputs)[part].to(dtype)
         return self.positions(x) if self.convolution is None else self.convolution.patches(x)
 
@@ -245,13 +255,20 @@ class Window:
         """Numbers in one channel of the kernel."""
         return math.prod(self.kernel)
 
-    def _views(self, x: Tensor) -> Iterator[Tensor]:
-        """For each offset of the kernel the inputs that it meets, [N, C, *positions]: views of the padded input."""
-        padded = F.pad(x, [p for pair in reversed(self.padding) for p in pair]) if any(map(any, self.padding)) else x
-        counts = [
+    def _padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, [p for pair in reversed(self.padding) for p in pair]) if any(map(any, self.padding)) else x
+
+    def _counts(self, padded: Tensor) -> list[int]:
+        """Positions along each axis."""
+        return [
             (length - d * (k - 1) - 1) // s + 1
             for length, k, s, d in zip(padded.shape[2:], self.kernel, self.stride, self.dilation, strict=True)
         ]
+
+    def _views(self, x: Tensor) -> Iterator[Tensor]:
+        """For each offset of the kernel the inputs that it meets, [N, C, *positions]: views of the padded input."""
+        padded = self._padded(x)
+        counts = self._counts(padded)
         for offset in product(*map(range, self.kernel)):
             cuts = (
                 slice(o * d, o * d + (count - 1) * s + 1, s)
@@ -261,10 +278,18 @@ class Window:
 
     def patches(self, x: Tensor) -> Tensor:
         """All patches, [N, C * size, T]."""
-        if len(self.kernel) == 2 and all(a == b for a, b in self.padding):
+        if x.device.type == "cpu" and len(self.kernel) == 2 and all(a == b for a, b in self.padding):
             pads = tuple(a for a, _ in self.padding)
             return F.unfold(x, self.kernel, self.dilation, pads, self.stride)
-        return torch.stack([view.flatten(2) for view in self._views(x)], 2).flatten(1, 2)
+        padded = self._padded(x)
+        steps = padded.stride()[2:]
+        strides = (
+            *padded.stride()[:2],
+            *(step * d for step, d in zip(steps, self.dilation, strict=True)),
+            *(step * s for step, s in zip(steps, self.stride, strict=True)),
+        )
+        windows = padded.as_strided((*padded.shape[:2], *self.kernel, *self._counts(padded)), strides)
+        return windows.reshape(len(x), x.shape[1] * self.size, -1)  # one copy; a GPU's unfold goes image by image
 
     def gather(self, x: Tensor, channel: Tensor, offset: Tensor) -> Tensor:
         """Rows of the patches, [N, s, T]."""

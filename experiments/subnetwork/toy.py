@@ -149,7 +149,7 @@ def draw(shown: dict[str, caveat.Posterior], path: Path) -> None:
         axis.set_title(kind if how == "given" else f"{kind}, as sure at the rows as full 2600", fontsize=10)
         axis.set(xlim=(-2.6, 2.4), ylim=(-3.2, 3.2))
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=7, loc="lower left", ncols=2, frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.suptitle(f"Mean and two standard deviations; prior precision {PRIORS[1]:g} unless matched", fontsize=11)
     figure.savefig(path, dpi=110)
 
