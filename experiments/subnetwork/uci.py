@@ -1,6 +1,6 @@
 """Which weights, and how many: subnetworks on UCI regression, against MAP and Laplace over all weights.
 
-    python experiments/subnetwork/uci.py                     # uci.csv; half an hour on one core, goes on where it stopped
+    python experiments/subnetwork/uci.py                     # uci.csv; half an hour, goes on where it stopped
     python experiments/subnetwork/uci.py --summary           # only the tables of the README
     python experiments/subnetwork/uci.py --validation gap    # validation rows from a gap of their own, not at random
 
