@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from caveat import HeteroscedasticGaussian, Network
 from caveat.likelihoods import Hyper
@@ -23,7 +24,8 @@ class Dense:
     def jacobian(self, x: Tensor) -> Tensor:
         """The outputs' derivatives, [B, D, P]."""
         own = {name: self.params[name] for name in self.network.names}
-        found = torch.func.jacrev(lambda p: self.network(self.params | p, x).flatten(1))(own)
+        with sdpa_kernel(SDPBackend.MATH):  # the only one that torch.func can differentiate in batches
+            found = torch.func.jacrev(lambda p: self.network(self.params | p, x).flatten(1))(own)
         return torch.cat([value.flatten(2) for value in found.values()], 2)
 
     def fisher(self, x: Tensor, y: Tensor) -> Tensor:

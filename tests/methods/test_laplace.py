@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Laplace
+from caveat.engine.jacobian import Jacobian
 from caveat.engine.laplace import _restored
 
 PRIOR = caveat.GaussianPrior({"0.*": 0.5, "2.*": 2.0})
@@ -136,9 +137,7 @@ def test_linearised_samples_are_jointly_those_of_the_moments(structure: str, n: 
     deviations = (outputs - posterior.moments(x)[0]).flatten(1)
     assert_covariance(deviations, j @ precision(dense, posterior, task, structure).inverse() @ j.T)
     again, _ = posterior.method.outputs(posterior.state, posterior.network, x, 5, torch.Generator().manual_seed(1))
-    assert torch.equal(posterior.predict(x, draws=5, seed=1).samples, again.softmax(-1).log().exp()) or torch.allclose(
-        posterior.predict(x, draws=5, seed=1).samples, again.softmax(-1)
-    )
+    torch.testing.assert_close(posterior.predict(x, draws=5, seed=1).samples, again.softmax(-1))
 
 
 @pytest.mark.parametrize(("structure", "n"), [("full", 4), ("full", 30), ("diagonal", 30), ("low_rank", 30)])
@@ -146,7 +145,7 @@ def test_weight_draws_have_the_dense_covariance_and_predict_by_themselves(struct
     task, start = trained("Categorical", n)
     posterior = fit(task, start, structure=structure, rank=60, prediction="weights")
     names = posterior.network.names
-    flat = torch.stack([torch.cat([d[k].flatten() for k in names]) for d in posterior.sample(4000)])
+    flat = torch.stack([torch.cat([d[k].flatten() for k in names]) for d in posterior.sample(1500)])
     point = torch.cat([start.state["params"][k].flatten() for k in names])
     assert_covariance(flat - point, precision(dense, posterior, task, structure).inverse())
     x, _ = data("Categorical", 5, seed=7)
@@ -172,8 +171,6 @@ def test_bridge_is_the_dirichlet_of_the_dense_covariance(dense: Any) -> None:
     error = (dirichlet.variance / 20_000).sqrt()
     assert float(((samples.mean(0) - dirichlet.mean) / error).abs().max()) < 5
     torch.testing.assert_close(samples.var(0), dirichlet.variance, rtol=0.1, atol=0)
-    single = dataclasses.replace(posterior, network=posterior.network)
-    assert single.predict(x, draws=3).samples.dtype == torch.float64
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "low_rank"])
@@ -289,31 +286,33 @@ class Tagger(nn.Module):
         return self.head(h[0] if isinstance(h, tuple) else h)
 
 
-@pytest.mark.parametrize("kind", ["pixels", "attention", "lstm"])
+@pytest.mark.parametrize("kind", ["pixels", "attention", "lstm", "lstm, single"])
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 def test_more_outputs_than_draws_take_tangents_to_the_same_end(kind: str, structure: str, dense: Any) -> None:
     torch.manual_seed(0)
+    dtype, tolerance = (torch.float32, 1e-3) if "single" in kind else (torch.float64, 1e-6)
     if kind == "pixels":
         module, x, likelihood = nn.Conv2d(1, 2, 3, padding=1), normal(20, 1, 4, 4), caveat.Categorical()
         y = (x[:, 0] > 0).long()
     else:
-        module, x, likelihood = Tagger(kind), normal(20, 6, 4), caveat.Categorical(class_axis=-1)
+        module, x, likelihood = Tagger(kind), normal(20, 6, 4).to(dtype), caveat.Categorical(class_axis=-1)
         y = (x[..., 0] > 0).long()
-    task = caveat.Task(module.double(), (x, y), likelihood)
-    start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=60)), progress=False)
+    task = caveat.Task(module.to(dtype), (x, y), likelihood)
+    start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=40)), progress=False)
     posterior = fit(task, start, structure=structure)
     method, state, network = posterior.method, posterior.state, posterior.network
     outputs, _ = method.outputs(state, network, x[:3], 5, torch.Generator().manual_seed(2))
     _, _, gaussian = _restored(state, network)
     rng = torch.Generator().manual_seed(2)
-    if kind == "lstm":  # has no forward derivatives: one draw is tried, then the Jacobian's rows serve
+    if "single" in kind:  # torch has no forward derivative of it: one draw is tried, then the Jacobian's rows serve
         gaussian.deltas(1, rng)
         deltas = gaussian.deltas(5, rng)
+        j = Jacobian(network, state["params"], x[:3]).at(x[:3]).rows()
     else:
         deltas = torch.cat([gaussian.deltas(1, rng) for _ in range(5)])
-    j = at(dense, posterior).jacobian(x[:3])
+        j = at(dense, posterior).jacobian(x[:3])
     moved = torch.einsum("bdn,sn->sbd", j, gaussian.weights(deltas)).reshape(5, 3, *outputs.shape[2:])
-    assert_close(outputs, network(state["params"], x[:3]) + moved)
+    assert_close(outputs, network(state["params"], x[:3]) + moved, tolerance)
     wide, _ = method.outputs(state, network, x[:3], 40, torch.Generator().manual_seed(2))
     assert wide.shape == (40, *outputs.shape[1:]), "fewer outputs than draws"
     assert torch.backends.mha.get_fastpath_enabled()
@@ -371,14 +370,10 @@ def test_skipped_rows_change_little_and_are_counted() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "low_rank"])
 def test_half_precision_and_one_random_cotangent_come_near(structure: str) -> None:
-    task, start = trained("Categorical")
-    single = caveat.Task(
-        task.network.module.float().requires_grad_(True),
-        tuple(t.float() if t.is_floating_point() else t for t in data("Categorical", 400)),
-        caveat.Categorical(),
-        PRIOR,
-    )
-    task.network.module.double().requires_grad_(False)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = data("Categorical", 400)
+    single = caveat.Task(module, (x.float(), y), caveat.Categorical(), PRIOR)
     point = caveat.fit(single, caveat.MAP(training=caveat.Training(epochs=20)), progress=False)
     x = normal(5, 3, seed=7).float()
     exact = fit(single, point, structure=structure).moments(x)[1]
@@ -388,6 +383,7 @@ def test_half_precision_and_one_random_cotangent_come_near(structure: str) -> No
     torch.testing.assert_close(half, exact, rtol=0.1, atol=0.02 * float(exact.max()))
     torch.testing.assert_close(random, exact, rtol=0.8, atol=0.2 * float(exact.max()))
     assert not torch.equal(random, exact)
+    assert fit(single, point, structure=structure, prediction="bridge").predict(x).samples.dtype == torch.float32
 
 
 def test_coverage_says_what_each_layer_got() -> None:
@@ -421,7 +417,7 @@ def test_loads_with_the_same_moments(structure: str, tmp_path: Path) -> None:
     for kind in (False, True):
         assert torch.equal(loaded.moments(x, joint=kind)[1], posterior.moments(x, joint=kind)[1])
     updated = [p.update((x, y), progress=False).moments(x)[1] for p in (loaded, posterior)]
-    assert torch.equal(*updated)
+    assert_close(*updated)
 
 
 # Refusals
