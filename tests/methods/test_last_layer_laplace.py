@@ -1,0 +1,139 @@
+"""LastLayerLaplace: Bayesian linear regression on features, the layer that acts last, the others as they were."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import caveat
+from caveat import LastLayerLaplace
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def fit(task: caveat.Task, start: Any = None, **knobs: Any) -> caveat.Posterior:
+    method = LastLayerLaplace(**{"skip": 0.0, "precision": "given"} | knobs)
+    return caveat.fit(task, method, start=start or caveat.MAP(training=caveat.Training(epochs=40)), progress=False)
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+
+
+def mlp(outputs: int, hidden: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, hidden), nn.Tanh(), nn.Linear(hidden, outputs)
+    ).double()
+
+
+X = normal(30, 3)
+TARGETS = {
+    "Gaussian": X[:, :1] + 0.2 * normal(30, 1, seed=1),
+    "Categorical": (X[:, 0] > 0).long() + (X[:, 1] > 1).long(),
+}
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+@pytest.mark.parametrize("n", [3, 30])
+def test_it_is_linear_regression_on_the_features(structure: str, n: int) -> None:
+    y = TARGETS["Gaussian"]
+    task = caveat.Task(mlp(1), (X[:n], y[:n]), caveat.Gaussian(noise=0.3), caveat.GaussianPrior({"4.*": 0.7, "*": 9.0}))
+    posterior = fit(task, structure=structure, prediction="closed")
+    module = posterior.network.with_fixed(posterior.state["params"]).module
+
+    def features(x: Tensor) -> Tensor:
+        h = module[:4](x)
+        return torch.cat([h, torch.ones_like(h[:, :1])], 1)
+
+    precision = features(X[:n]).T @ features(X[:n]) / 0.09 + 0.7 * torch.eye(5, dtype=torch.float64)
+    new = normal(6, 3, seed=2)
+    covariance = features(new) @ precision.inverse() @ features(new).T
+    found = posterior.predict(new)
+    assert_close(found.mean, module(new))
+    assert_close(found.variance, covariance.diagonal().unsqueeze(1) + 0.09)
+    assert_close(posterior.moments(new, joint=True)[1], covariance)
+    draws = [draw["4.weight"] for draw in posterior.sample(2)]
+    assert not torch.equal(*draws)
+    fixed = [name for name in posterior.network.names if not name.startswith("4.")]
+    sampled = next(posterior.sample(1))
+    assert all(torch.equal(sampled[name], posterior.state["params"][name]) for name in fixed)
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal"])
+@pytest.mark.parametrize("layer", ["auto", "2", "0"])
+def test_moments_are_those_of_the_layers_block(structure: str, layer: str, dense: Any, tmp_path: Path) -> None:
+    task = caveat.Task(mlp(3), (X, TARGETS["Categorical"]), caveat.Categorical(), caveat.GaussianPrior(0.5))
+    posterior = fit(task, structure=structure, layer=layer)
+    chosen = "4" if layer == "auto" else layer
+    assert posterior.info.diagnostics["layer"] == chosen
+    own = posterior.network.restricted([f"{chosen}.weight", f"{chosen}.bias"])
+    by_hand = dense(own, posterior.state["params"], {})
+    ggn = by_hand.ggn(*task.train.everything())
+    ggn = ggn.diagonal().diag() if structure == "diagonal" else ggn
+    new = normal(5, 3, seed=2)
+    j = by_hand.jacobian(new)
+    assert_close(posterior.moments(new)[1], j @ (ggn + 0.5 * torch.eye(len(ggn)).double()).inverse() @ j.mT)
+    treatments = {entry["layer"]: entry["treatment"] for entry in posterior.info.coverage}
+    others = {"0", "2", "4"} - {chosen}
+    assert treatments == {chosen: f"Gaussian, {structure} covariance"} | dict.fromkeys(others, "fixed at the MAP")
+    posterior.save(tmp_path / "posterior")
+    loaded = caveat.load(tmp_path / "posterior", mlp(3))
+    assert torch.equal(loaded.predict(new).samples, posterior.predict(new).samples)
+    updated = loaded.update((new, torch.arange(5) % 3), progress=False)
+    more = by_hand.ggn(new, torch.arange(5) % 3)
+    ggn = ggn + (more.diagonal().diag() if structure == "diagonal" else more)
+    assert_close(updated.moments(new)[1], j @ (ggn + 0.5 * torch.eye(len(ggn)).double()).inverse() @ j.mT)
+
+
+class HeadFirst(nn.Module):
+    """The layer that acts last is the first to be registered, after one that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.never = nn.Linear(4, 2), nn.LSTM(3, 4, batch_first=True), nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+class Bare(nn.Module):
+    """The last to act is a matrix of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(3, 4), nn.ParameterDict({"matrix": nn.Parameter(torch.randn(4, 2))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x[:, -1]).tanh() @ self.out["matrix"]
+
+
+@pytest.mark.parametrize(("module", "last"), [(HeadFirst(), "head"), (Bare(), "out")], ids=["head", "matrix"])
+def test_the_last_layer_is_the_last_to_act(module: nn.Module, last: str) -> None:
+    x = normal(40, 5, 3).float()
+    posterior = fit(caveat.Task(module, (x, (x[:, -1, 0] > 0).long()), caveat.Categorical()))
+    assert posterior.info.diagnostics["layer"] == last
+    assert posterior.state["gaussian"]["prior"].numel() == (10 if last == "head" else 8)
+    assert posterior.predict(x[:3]).probs.shape == (3, 2)
+
+
+def test_it_stays_within_the_weights_that_inference_is_about() -> None:
+    task = caveat.Task(
+        mlp(3), (X, TARGETS["Categorical"]), caveat.Categorical(), parameters=["0.*", "2.*"], validation=0.2
+    )
+    start = caveat.fit(
+        caveat.Task(mlp(3), (X, TARGETS["Categorical"]), caveat.Categorical()),
+        caveat.MAP(training=caveat.Training(epochs=40)),
+        progress=False,
+    )
+    assert fit(task, start).info.diagnostics["layer"] == "2"
+    with pytest.raises(
+        ValueError, match=r"layer='4' has no weights that inference is about: the layers are \['0', '2'\]"
+    ):
+        fit(task, start, layer="4")
+    with pytest.raises(ValueError, match=r"LastLayerLaplace\(structure='low_rank'\)"):
+        LastLayerLaplace(structure="low_rank")  # type: ignore[arg-type]
