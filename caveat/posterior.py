@@ -92,11 +92,12 @@ class Posterior:
         rows = Rows(data)
         ranks = current_ranks(self.network.device)
         run = Run(seed, self.network.device, ranks, progress=progress, label=f"{type(self.method).__name__} update")
-        x, y = next(iter(rows.batches([torch.arange(min(2, len(rows)))], self.network.device)))
+        x, _ = next(iter(rows.batches([torch.arange(min(2, len(rows)))], self.network.device)))
         self.network.check_inputs(x)
         with torch.no_grad(), _shapes_in_errors(x):
-            self.network.likelihood.check(self.network(self.network.params(), x), y)
-        self.network.likelihood.check_targets(rows.targets())
+            output = self.network(self.network.params(), x)[:1]
+        targets = rows.targets()
+        self.network.likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
         state = self.method.update(self.state, self.network, rows, run)
         rows_before = self.info.diagnostics.get("updated_with_rows", 0)
         info = dataclasses.replace(

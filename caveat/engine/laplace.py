@@ -18,7 +18,7 @@ from caveat.batches import Inputs, count_rows, move, slices
 from caveat.engine.cost import free_bytes, words
 from caveat.engine.curvature import Fisher, Sweep, places
 from caveat.engine.draws import push_draws
-from caveat.engine.gaussians import Curvature, Full, Gaussian, Kronecker, Layered, Rows, restored
+from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Kronecker, Layered, Rows, restored
 from caveat.engine.jacobian import Jacobian, plain_attention
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.tuning import Precision, Tuned, Tuner
@@ -295,7 +295,10 @@ class LaplaceMethod(ABC):
             _, singular, basis = torch.linalg.svd(together, full_matrices=False)
             return Rows((singular.unsqueeze(1) * basis)[: self._rank])
         together = torch.cat([before.rows, sweep.stacked(index).rows])
-        return Full(together.T @ together) if len(together) >= together.shape[1] else Rows(together)
+        if len(together) < together.shape[1]:
+            return Rows(together)
+        wide = together.double() if together.shape[1] <= DOUBLE_UP_TO else together
+        return Full(wide.T @ wide)
 
 
 def flat_prior(network: Network, params: Params) -> Tensor:

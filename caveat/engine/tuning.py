@@ -166,7 +166,11 @@ class Tuner:
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(scales), dtype=torch.float64)
         for k, scale in enumerate(scales):
-            gaussian = self.curvature.gaussian(scale * self.prior)
+            try:
+                gaussian = self.curvature.gaussian(scale * self.prior)
+            except ValueError:  # not positive definite: too little prior for the rounding of the curvature
+                total[k] = torch.inf
+                continue
             for x, y in some.ordered(1024, self.run.device):
                 rng = torch.Generator().manual_seed(self.run.seed)  # the same draws for every batch and scale
                 total[k] += _nll(likelihood, outputs(gaussian, x, rng), y, hyper)

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 
 from caveat.batches import count_rows
+from caveat.engine.jacobian import plain_attention
 from caveat.engine.laplace import LaplaceMethod
 from caveat.engine.layers import Tape
 from caveat.engine.run import Info, Run
@@ -41,29 +42,35 @@ class LastLayerLaplace(LaplaceMethod):
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Find the layer; one pass over the data; the prior precision."""
         network = task.network.to(run.device)
-        layer = _last_layer(task, network, start) if self.layer == "auto" else self.layer
-        names = [name for name in network.names if name.rpartition(".")[0] == layer]
+        layers = _last_to_act(task, network, start) if self.layer == "auto" else {self.layer}
+        names = [name for name in network.names if _layer(name) in layers]
         if not names:
-            known = list(dict.fromkeys(name.rpartition(".")[0] for name in network.names))
-            raise ValueError(f"layer={layer!r} has no weights that inference is about: the layers are {known}")
+            known = list(dict.fromkeys(map(_layer, network.names)))
+            raise ValueError(f"layer={self.layer!r} has no weights that inference is about: the layers are {known}")
+        owners = {name.rpartition(".")[0] for name in names}
 
         def treatment(which: Layer) -> str:
-            return f"Gaussian, {self.structure} covariance" if which.name == layer else "fixed at the MAP"
+            return f"Gaussian, {self.structure} covariance" if which.name in owners else "fixed at the MAP"
 
-        report = {"layer": layer}
+        report = {"layer": " and ".join(dict.fromkeys(map(_layer, names)))}
         return self._laplace(
             task, start, run, network.restricted(names), None, self.structure, treatment=treatment, diagnostics=report
         )
 
 
-def _last_layer(task: Task, network: Network, start: State) -> str:
-    """The layer of the last weight to act in a forward pass."""
+def _last_to_act(task: Task, network: Network, start: State) -> set[str]:
+    """The layer whose weights the last function of a forward pass takes; two where it takes one of another's, tied."""
     params = dict(start["params"])
     x, _ = next(iter(task.train.batches([torch.arange(min(3, task.n))], network.device)))
     tape = Tape({id(params[name]): name for name in network.names}, count_rows(x))
-    with torch.no_grad(), tape:
+    with torch.no_grad(), plain_attention(), tape:
         network(params, x)
-    return [name.rpartition(".")[0] for name in network.names if name in tape.last][-1]
+    return set(map(_layer, tape.last))
+
+
+def _layer(name: str) -> str:
+    """The layer of a parameter; a weight norm's belong to the layer whose weight it makes."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
 LastLayerLaplace.quick = LastLayerLaplace()

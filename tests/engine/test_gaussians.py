@@ -179,6 +179,14 @@ def test_what_is_stored_is_all_there_is(form: str, case: str) -> None:
     assert_close(more.variances(), (ggn + 3 * prior.diag()).inverse().diagonal(), 1e-7)
 
 
+@every_form
+def test_curvatures_can_be_multiplied(form: str) -> None:
+    network, _ = setting("images")
+    curvature, prior, ggn = FORMS[form](network)
+    found = curvature.times(5.0).gaussian(prior).variances()
+    assert_close(found, (5 * ggn + prior.diag()).inverse().diagonal())
+
+
 def test_curvatures_of_two_data_sets_add_up() -> None:
     network, _ = setting("images")
     for form in (diagonal, kronecker):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from caveat import Bernoulli, Categorical, Gaussian, GaussianPrior, Network
 from caveat.engine import tuning
 from caveat.engine.curvature import Sweep
-from caveat.engine.gaussians import Curvature
+from caveat.engine.gaussians import Curvature, Full
 from caveat.engine.run import Run
 from caveat.engine.search import golden_section
 from caveat.engine.tuning import SCALES, Tuner, log_evidence
@@ -210,6 +210,21 @@ def test_validation_by_draws_takes_the_best_and_warns_at_the_end() -> None:
 
     found.validation_by_draws(at_the_end, Categorical(), rows, {})
     assert "validation likelihood is best at the end" in found.run.warnings[0]
+
+
+def test_scales_at_which_there_is_no_posterior_are_passed_over() -> None:
+    found, rows = tuner(classifier()), Rows((normal(20, 3), torch.arange(20) % 3))
+    assert isinstance(found.curvature, Full)
+    found.curvature = Full(found.curvature.ggn - 1e-3 * torch.eye(31, dtype=torch.float64))  # as rounding may leave it
+    tried = []
+
+    def outputs(gaussian: Any, x: Tensor, rng: torch.Generator) -> Tensor:
+        tried.append(float(gaussian.prior[0]))
+        return len(tried) * torch.tensor([-1.0, 0.0, 1.0]).expand(1, len(x), 3)  # the first is the best
+
+    tuned = found.validation_by_draws(outputs, Categorical(), rows, {})
+    assert 1e-3 < tuned.report["prior_precision"] == tried[0]
+    assert len(tried) < len(SCALES[::3])
 
 
 def test_a_report_of_several_precisions_is_their_range() -> None:

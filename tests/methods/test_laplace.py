@@ -1,5 +1,6 @@
 """Laplace end to end: moments, predictions and draws against dense references in float64; updates; refusals."""
 
+import contextlib
 import dataclasses
 import math
 from functools import cache
@@ -14,6 +15,7 @@ import caveat
 from caveat import Laplace
 from caveat.engine.jacobian import Jacobian
 from caveat.engine.laplace import _restored
+from caveat.engine.run import Run
 
 PRIOR = caveat.GaussianPrior({"0.*": 0.5, "2.*": 2.0})
 LIKELIHOODS: dict[str, tuple[Any, int]] = {
@@ -221,8 +223,41 @@ def test_an_update_is_a_fit_to_both_data_sets(structure: str, first: int, more: 
     twice = before.update((x[first:-1], y[first:-1]), progress=False).update((x[-1:], y[-1:]), progress=False)
     assert_close(twice.moments(new)[1], whole.moments(new)[1])
     assert twice.info.diagnostics["updated_with_rows"] == more
+
+
+def test_new_rows_are_checked_all_of_them() -> None:
+    torch.manual_seed(0)
+    x = normal(20, 4, 3)
+    y = (x[..., 0] > 0).long()
+    y[:2] = -100  # nothing in the first rows
+    task = caveat.Task(nn.Linear(3, 2).double(), (x, y), caveat.Categorical(class_axis=-1))
+    start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=60)), progress=False)
+    posterior = fit(task, start)
+    doubled = caveat.Task(
+        nn.Linear(3, 2).double(), (x.repeat(2, 1, 1), y.repeat(2, 1)), caveat.Categorical(class_axis=-1)
+    )
+    updated = posterior.update((x, y), progress=False)
+    assert_close(updated.moments(x)[1], fit(doubled, start).moments(x)[1])
+    y[9, 2] = 7
     with pytest.raises(ValueError, match="labels run from 0 to 7"):
-        before.update((x[:2], torch.tensor([0, 7])), progress=False)
+        posterior.update((x, y), progress=False)
+    with pytest.raises(ValueError, match="need labels of shape"):
+        posterior.update((x, y[:, :3]), progress=False)
+
+
+def test_an_update_that_leaves_the_dual_form_stays_positive_definite() -> None:
+    x, y = data("Gaussian", 40)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    task = caveat.Task(
+        module, (x[:20].float(), y[:20].float()), caveat.Gaussian(noise=0.01), caveat.GaussianPrior(1e-6)
+    )
+    start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=20)), progress=False)
+    posterior = fit(task, start)
+    assert posterior.info.diagnostics["form"] == "rows"
+    updated = posterior.update((x[20:].float(), y[20:].float()), progress=False)
+    assert "rows" not in updated.state["gaussian"]
+    assert bool((updated.moments(x.float())[1] > 0).all())
 
 
 class Named(nn.Module):
@@ -253,6 +288,44 @@ def test_any_name_and_weights_that_do_not_act(structure: str) -> None:
 # Cost
 
 
+@pytest.mark.parametrize("structure", ["full", "kronecker", "low_rank"])
+def test_a_killed_fit_goes_on_to_the_same_posterior(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, structure: str
+) -> None:
+    task, start = trained("Categorical")
+    whole, (x, _) = fit(task, start, structure=structure), data("Categorical", 5)
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 11)
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    keep, folder = Run.checkpoint, tmp_path / "posterior"
+
+    def killed(self: Run, carry: Any, note: Any) -> None:
+        keep(self, carry, note)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint", killed)
+    attempts = 0
+    while not folder.exists():
+        attempts += 1
+        assert attempts < 20
+        method = Laplace(skip=0.0, precision="given", structure=structure)
+        with contextlib.suppress(KeyboardInterrupt):
+            resumed = caveat.fit(task, method, start=start, folder=folder, progress=False)
+    assert attempts == (10 if structure == "low_rank" else 4)
+    assert_close(resumed.moments(x)[1], whole.moments(x)[1])  # whose rows were one batch
+    assert not folder.with_name("posterior.partial").exists()
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_inputs_go_through_in_pieces(monkeypatch: pytest.MonkeyPatch, structure: str) -> None:
+    posterior = fit(*trained("Categorical"), structure=structure)
+    x, _ = data("Categorical", 7, seed=7)
+    covariance, samples = posterior.moments(x)[1], posterior.predict(x).samples
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
+    assert_close(posterior.moments(x)[1], covariance)
+    assert_close(posterior.predict(x).samples, samples)  # the same draws for all of them
+    assert_close(posterior.predict(x[2:5]).samples, samples[:, 2:5])
+
+
 @pytest.mark.parametrize(("structure", "n"), [("full", 4), ("full", 30), ("kronecker", 30), ("low_rank", 30)])
 def test_a_prediction_factors_nothing(monkeypatch: pytest.MonkeyPatch, structure: str, n: int) -> None:
     posterior = fit(*trained("Categorical", n), structure=structure)
@@ -272,6 +345,27 @@ def test_a_prediction_factors_nothing(monkeypatch: pytest.MonkeyPatch, structure
 
 
 # Many outputs
+
+
+@pytest.mark.parametrize("class_axis", [1, -1])
+def test_closed_predictions_of_many_positions(class_axis: int, dense: Any) -> None:
+    torch.manual_seed(0)
+    if class_axis == 1:
+        module, x = nn.Conv2d(1, 3, 3, padding=1), normal(20, 1, 2, 3)
+        y = (x[:, 0] > 0).long() + (x[:, 0] > 1)
+    else:
+        module, x = nn.Linear(4, 3), normal(20, 6, 4)
+        y = (x[..., 0] > 0).long() + (x[..., 1] > 1)
+    task = caveat.Task(module.double(), (x, y), caveat.Categorical(class_axis=class_axis), caveat.GaussianPrior(2.0))
+    start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=40)), progress=False)
+    posterior = fit(task, start, prediction="closed")
+    by_hand = at(dense, posterior)
+    j, ggn = by_hand.jacobian(x[:3]), by_hand.ggn(x, y)
+    covariance = j @ (ggn + 2 * torch.eye(len(ggn)).double()).inverse() @ j.mT
+    mean = posterior.network(posterior.state["params"], x[:3])
+    assert_close(posterior.moments(x[:3])[1], covariance)
+    logits = mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2).reshape(mean.shape)).sqrt()
+    assert_close(posterior.predict(x[:3]).probs, logits.movedim(class_axis, -1).softmax(-1))
 
 
 class Tagger(nn.Module):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import caveat
 from caveat import LastLayerLaplace
@@ -112,12 +113,39 @@ class Bare(nn.Module):
         return self.body(x[:, -1]).tanh() @ self.out["matrix"]
 
 
-@pytest.mark.parametrize(("module", "last"), [(HeadFirst(), "head"), (Bare(), "out")], ids=["head", "matrix"])
-def test_the_last_layer_is_the_last_to_act(module: nn.Module, last: str) -> None:
+class Tied(nn.Module):
+    """The head's weight is another layer's, under whose name it goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.middle, self.head = nn.Linear(3, 2), nn.Linear(2, 3), nn.Linear(3, 2)
+        self.head.weight = self.body.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.body(x[:, -1]).tanh()))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(15, 4), nn.Tanh(), weight_norm(nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("module", "last", "owners", "count"),
+    [
+        (HeadFirst(), "head", {"head"}, 10),
+        (Bare(), "out", {"out"}, 8),
+        (Tied(), "body and head", {"body", "head"}, 6 + 2 + 2),
+        (normed(), "3", {"3", "3.parametrizations.weight"}, 2 + 2 + 8),
+    ],
+    ids=["head first", "matrix", "tied", "weight norm"],
+)
+def test_the_last_layer_is_the_last_to_act(module: nn.Module, last: str, owners: set[str], count: int) -> None:
     x = normal(40, 5, 3).float()
     posterior = fit(caveat.Task(module, (x, (x[:, -1, 0] > 0).long()), caveat.Categorical()))
     assert posterior.info.diagnostics["layer"] == last
-    assert posterior.state["gaussian"]["prior"].numel() == (10 if last == "head" else 8)
+    assert posterior.state["gaussian"]["prior"].numel() == count
+    treated = {entry["layer"] for entry in posterior.info.coverage if entry["treatment"].startswith("Gaussian")}
+    assert treated == owners
     assert posterior.predict(x[:3]).probs.shape == (3, 2)
 
 
