@@ -169,28 +169,32 @@ def read(path: Path) -> list[Row]:
 
 
 def summarise(found: list[Row]) -> None:
-    """For each data set and kind of split: mean NLL, and paired differences to MAP and to diagonal Laplace."""
+    """Mean NLL by data set, and paired differences to MAP and to diagonal Laplace; these also over all data sets."""
     for kind in ("gap", "standard"):
         table: dict[str, list[str]] = {}
-        heads = []
+        heads: list[str] = []
+        everywhere: dict[tuple[str, str], list[float]] = {}  # differences by (method, other)
         for name in GAPS:
             cells: dict[str, dict[str, Row]] = {}
             for row in found:
                 if row["data"] == name and row["split"].startswith(kind):
                     cells.setdefault(row["split"], {})[row["method"]] = row
-            whole = {split: own for split, own in cells.items() if len(own) == 1 + len(list(methods()))}
+            whole = [own for own in cells.values() if len(own) == 1 + len(list(methods()))]
             if not whole:
                 continue
             heads += [f"{name} ({len(whole)})", "less MAP", "less diagonal"]
-            for method, values in by_method(list(whole.values())).items():
+            for method, values in by_method(whole).items():
                 table.setdefault(method, []).append(f"{mean(values):.4f}")
                 for other in ("MAP", "diagonal"):
-                    differences = [v - float(own[other]["nll"]) for v, own in zip(values, whole.values(), strict=True)]
+                    differences = [v - float(own[other]["nll"]) for v, own in zip(values, whole, strict=True)]
                     table[method].append(with_error(differences))
+                    everywhere.setdefault((method, other), []).extend(differences)
+        heads += ["all less MAP", "all less diagonal"]
         if table:
             print(f"\nTest NLL, {kind} splits\n\n| | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
-            for method, line in table.items():
-                print(f"| {method} | " + " | ".join(line) + " |")
+        for method, line in table.items():
+            line += [with_error(everywhere[method, other]) for other in ("MAP", "diagonal")]
+            print(f"| {method} | " + " | ".join(line) + " |")
 
 
 def by_method(cells: list[dict[str, Row]]) -> dict[str, list[float]]:
