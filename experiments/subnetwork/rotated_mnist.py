@@ -4,9 +4,9 @@
     python experiments/subnetwork/rotated_mnist.py --summary  # only the figure and the table of the README
 
 The question of Daxberger et al. 2021 at the scale of a laptop: LeNet-5 (61,706 weights), 10,000 training images of
-which 1,500 are held out for validation, 1,000 test images turned by 0 to 180 degrees. Everything but the ensemble starts
-from the same MAP. Prior precisions and the temperature are tuned on the upright validation images; rows marked "given"
-keep the precision that the MAP was trained with.
+which 1,500 are held out for validation, 1,000 test images turned by 0 to 180 degrees. Everything but the ensemble
+starts from the same MAP. Prior precisions and the temperature are tuned on the upright validation images; rows marked
+"given" keep the precision that the MAP was trained with.
 """
 
 import argparse
