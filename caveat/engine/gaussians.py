@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from caveat.engine.jacobian import Here, one_hot
+from caveat.engine.jacobian import Here, Jacobian
 from caveat.engine.layers import Product, working_numbers
 from caveat.network import Params
 
@@ -40,6 +40,9 @@ DOUBLE_UP_TO = 4096  # matrices up to this size are summed and factored in float
 
 class Gaussian(Protocol):
     """A zero-mean Gaussian over n weights."""
+
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        """How many rows a pass for a covariance or for shifts should take."""
 
     @property
     def prior(self) -> Tensor:
@@ -72,6 +75,9 @@ class Gaussian(Protocol):
 
 class Path(Protocol):
     """The Gaussians of curvature + scale diag(prior) for any scale."""
+
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        """How many rows a pass for covariances should take."""
 
     @property
     def lowest(self) -> float:
@@ -109,6 +115,10 @@ class Dense:
 
     cholesky: Tensor  # lower triangular, cholesky @ cholesky.T = P
     prior: Tensor
+
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        """As the columns of all outputs fit."""
+        return jacobian.rows_at_once(jacobian.plan.outputs)
 
     def _whitened(self, j: Tensor) -> Tensor:
         """Times L^-T: what j delta is made of in independent standard normals."""
@@ -186,6 +196,9 @@ class _Spectrum:
     vectors: Tensor  # [n, n], scaled by the root of the prior
     log_det_prior: float
 
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        return jacobian.rows_at_once(jacobian.plan.outputs)
+
     @property
     def lowest(self) -> float:
         return 10 * torch.finfo(self.values.dtype).eps * float(self.values[-1])
@@ -209,6 +222,10 @@ class LowRank:
     rows: Tensor  # [m, n]
     cholesky: Tensor  # [m, m], lower triangular; float64 where it is small, see `Rows`
     prior: Tensor
+
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        """As the columns of all outputs fit."""
+        return jacobian.rows_at_once(jacobian.plan.outputs)
 
     def covariance(self, here: Here, joint: bool = False) -> Tensor:
         """J D^-1 J^T - (J D^-1 rows^T) K^-1 (rows D^-1 J^T)."""
@@ -306,6 +323,9 @@ class _DualSpectrum:
     def lowest(self) -> float:
         return 10 * torch.finfo(self.values.dtype).eps * float(self.values[-1])
 
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        return jacobian.rows_at_once(jacobian.plan.outputs)
+
     def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
         j = here.rows().to(self.values.dtype)  # two large terms nearly cancel where the data say much
         scaled = j / self.prior.to(j)
@@ -332,10 +352,9 @@ class Diagonal:
         """Curvature of each coordinate."""
         return self.ggn
 
-    def pieces(self, here: Here, names: Sequence[str], cotangents: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J of this parameter, [b, D, p]."""
-        for _, rows, block in here.blocks(cotangents, names):
-            yield rows, block
+        yield from here.jacobian_blocks(names)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates are weights."""
@@ -403,11 +422,11 @@ class Rotated:
         """Curvature of each coordinate, flat."""
         return torch.outer(self.out_values, self.in_values).flatten()
 
-    def pieces(self, here: Here, names: Sequence[str], cotangents: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
         places = [(use, point) for use, point in here.by_name()[names[0]] if isinstance(use, Product)]
-        gradients = [here.gradients(v) for v in cotangents]
-        size = len(self.in_values) * len(self.out_values) * max(len(cotangents), 1)
+        gradients = here.output_gradients()
+        size = len(self.in_values) * len(self.out_values) * max(len(gradients), 1)
         step = max(1, working_numbers(here.outputs) // size)
         for start in range(0, len(here.outputs), step):
             rows = slice(start, min(start + step, len(here.outputs)))
@@ -472,6 +491,10 @@ class Layers:
     prior: Tensor  # [n]
     lowest: ClassVar[float] = 0.0
 
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        """As the gradients of all outputs at all layers fit."""
+        return jacobian.rows_at_once(layers=jacobian.plan.outputs)
+
     def precisions(self, scale: float = 1.0) -> Iterator[tuple[tuple[str, ...], Part, Tensor]]:
         """Each part with the precision of its coordinates."""
         for names, part in self.parts.items():
@@ -486,9 +509,8 @@ class Layers:
         if not joint:
             return self.covariances(here, [1.0])[0]
         total = here.outputs.new_zeros(here.outputs.numel(), here.outputs.numel())
-        cotangents = list(one_hot(here.outputs))
         for names, part, precision in self.precisions():
-            blocks = [block for _, block in part.pieces(here, names, cotangents)]
+            blocks = [block for _, block in part.pieces(here, names)]
             if blocks:  # none where a weight does not act
                 whole = torch.cat(blocks).flatten(0, 1).to(total.dtype)
                 total += (whole / precision) @ whole.T
@@ -497,16 +519,22 @@ class Layers:
     def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
         """For several multiples of the prior from one pass."""
         d = here.outputs[0].numel() if len(here.outputs) else 0
-        total = here.outputs.new_zeros(len(scales), len(here.outputs), d, d)
-        cotangents = list(one_hot(here.outputs))
+        i, j = torch.triu_indices(d, d, device=here.outputs.device)
+        found = here.outputs.new_zeros(len(here.outputs), len(i), len(scales))
         for names, part, _ in self.precisions():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
             prior = prior[:1] if isinstance(part, Rotated) else prior
-            for rows, block in part.pieces(here, names, cotangents):
-                block = block.to(total.dtype)
-                for k, scale in enumerate(scales):
-                    total[k, rows] += (block / (values + scale * prior)) @ block.mT
+            inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(found.dtype)  # [p, K]
+            for rows, block in part.pieces(here, names):
+                # Products of two outputs' gradients once, a piece of the weights at a time; then all scales at once.
+                step = max(1, working_numbers(found) // max(len(block) * len(i), 1))
+                for start in range(0, len(values), step):
+                    piece = block[..., start : start + step].to(found.dtype)
+                    found[rows] += (piece[:, i] * piece[:, j]) @ inverse[start : start + step]
+        total = found.new_zeros(len(scales), len(found), d, d)
+        total[..., i, j] = found.movedim(2, 0)
+        total[..., j, i] = found.movedim(2, 0)
         return total
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
@@ -517,14 +545,14 @@ class Layers:
 
     def shifts(self, here: Here, deltas: Tensor) -> Tensor:
         """J delta, part by part."""
-        cotangents = list(one_hot(here.outputs))
-        total = deltas.new_zeros(len(here.outputs), len(cotangents), len(deltas))
+        d = here.outputs[0].numel() if len(here.outputs) else 0
+        total = deltas.new_zeros(len(here.outputs), d, len(deltas))
         before = 0
         for names, part in self.parts.items():
             size = sum(self.places[name].stop - self.places[name].start for name in names)
             own = deltas[:, before : before + size].T
             before += size
-            for rows, block in part.pieces(here, names, cotangents):
+            for rows, block in part.pieces(here, names):
                 total[rows] += block.to(own.dtype) @ own
         return total.movedim(2, 0)
 

@@ -87,10 +87,13 @@ class Jacobian:
             )
         return here
 
-    def rows_at_once(self, columns: int = 0) -> int:
-        """How many rows a pass should take, going by what it keeps of each: `columns` gradients of chosen weights."""
+    def rows_at_once(self, columns: int = 0, layers: int = 1) -> int:
+        """How many rows a pass should take, going by what it keeps of each.
+
+        That is `columns` gradients of the chosen weights, and `layers` gradients at the layers' outputs.
+        """
         on_gpu = self.network.device.type == "cuda"
-        by_layers = (2**31 if on_gpu else 2**26) // (4 * max(self.plan.numbers, 1))
+        by_layers = (2**31 if on_gpu else 2**26) // (4 * max(self.plan.numbers * layers, 1))
         by_columns = (2**31 if on_gpu else 2**28) // (4 * max(self.size * columns, 1))
         return max(1, min(1024, by_layers, by_columns))
 
@@ -200,6 +203,7 @@ class Here:
     ) -> None:
         self.jacobian, self.tape, self.results, self.points, self.uses = jacobian, tape, results, points, uses
         self._rows: Tensor | None = None
+        self._output_gradients: list[list[Tensor]] | None = None
         # Probabilities and Fisher information are too fine for half precision.
         self.outputs = outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
 
@@ -253,7 +257,22 @@ class Here:
         self, cotangents: list[Tensor], names: Iterable[str] | None = None
     ) -> Iterator[tuple[str, slice, Tensor]]:
         """For each parameter and pieces of rows, the gradients of all its weights for several cotangents, [b, D, p]."""
-        per_cotangent = [self.gradients(v) for v in cotangents]
+        yield from self._blocks([self.gradients(v) for v in cotangents], names)
+
+    def jacobian_blocks(self, names: Iterable[str]) -> Iterator[tuple[slice, Tensor]]:
+        """J of whole parameters for pieces of rows, [b, D, p]."""
+        for _, rows, block in self._blocks(self.output_gradients(), names):
+            yield rows, block
+
+    def output_gradients(self) -> list[list[Tensor]]:
+        """Gradients at every point for one output after the other; made once, for all parameters."""
+        if self._output_gradients is None:
+            self._output_gradients = [self.gradients(v) for v in one_hot(self.outputs)]
+        return self._output_gradients
+
+    def _blocks(
+        self, per_cotangent: list[list[Tensor]], names: Iterable[str] | None
+    ) -> Iterator[tuple[str, slice, Tensor]]:
         wanted = None if names is None else set(names)
         for name, places in self.by_name().items():
             if wanted is None or name in wanted:

@@ -221,7 +221,7 @@ class LaplaceMethod(ABC):
                 return self._by_tangents(state, own, index, gaussian, x, n, rng), state["hyper"]
         deltas = gaussian.deltas(n, rng)
         found = []
-        for piece in slices(x, jacobian.rows_at_once(jacobian.plan.outputs)):
+        for piece in slices(x, gaussian.rows_at_once(jacobian)):
             here = jacobian.at(move(piece, network.device))
             shifts = gaussian.shifts(here, deltas)
             found.append(here.outputs + shifts.reshape(n, *here.outputs.shape).to(here.outputs.dtype))
@@ -256,7 +256,7 @@ class LaplaceMethod(ABC):
             d = outputs.shape[1:].numel()
             return outputs, outputs.new_zeros((0, 0) if joint else (0, d, d))
         jacobian = self._jacobian(state, own, index, x)
-        size = count_rows(x) if joint else jacobian.rows_at_once(jacobian.plan.outputs)
+        size = count_rows(x) if joint else gaussian.rows_at_once(jacobian)
         means, covariances = [], []
         for piece in slices(x, size):
             here = jacobian.at(move(piece, network.device))

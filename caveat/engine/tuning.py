@@ -110,7 +110,7 @@ class Tuner:
         total = torch.zeros(len(scales), dtype=torch.float64)
         rng = torch.Generator().manual_seed(self.run.seed)
         with self.run.bar(len(some), "validation row") as bar:
-            for x, y in some.ordered(jacobian.rows_at_once(jacobian.plan.outputs), network.device):
+            for x, y in some.ordered(path.rows_at_once(jacobian), network.device):
                 here = jacobian.at(x)
                 mean, covariance = here.outputs, path.covariances(here, scales)
                 noise = torch.randn(DRAWS, *mean.flatten(1).shape, generator=rng, dtype=torch.float64).to(mean)
@@ -135,7 +135,7 @@ class Tuner:
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
         with self.run.bar(len(some), "validation row") as bar:
-            for x, y in some.ordered(jacobian.rows_at_once(jacobian.plan.outputs), jacobian.network.device):
+            for x, y in some.ordered(path.rows_at_once(jacobian), jacobian.network.device):
                 here = jacobian.at(x)
                 variances = path.covariances(here, scales).diagonal(dim1=-2, dim2=-1)  # [K, B, D]
                 for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):

@@ -294,7 +294,7 @@ def test_a_killed_fit_goes_on_to_the_same_posterior(
 ) -> None:
     task, start = trained("Categorical")
     whole, (x, _) = fit(task, start, structure=structure), data("Categorical", 5)
-    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 11)
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0, layers=1: 11)
     monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
     keep, folder = Run.checkpoint, tmp_path / "posterior"
 
@@ -320,7 +320,7 @@ def test_inputs_go_through_in_pieces(monkeypatch: pytest.MonkeyPatch, structure:
     posterior = fit(*trained("Categorical"), structure=structure)
     x, _ = data("Categorical", 7, seed=7)
     covariance, samples = posterior.moments(x)[1], posterior.predict(x).samples
-    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0, layers=1: 3)
     assert_close(posterior.moments(x)[1], covariance)
     assert_close(posterior.predict(x).samples, samples)  # the same draws for all of them
     assert_close(posterior.predict(x[2:5]).samples, samples[:, 2:5])
