@@ -9,6 +9,7 @@ and gives its log determinant and the marginal variances. A curvature makes the 
 every multiple of one prior with the work of a single decomposition.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol
@@ -685,8 +686,8 @@ def _factored(curvature: Tensor, prior: Tensor) -> Tensor:
 
 
 def _normal(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
-    """Standard normals, made where they are needed."""
-    if like.device.type == "cpu":
-        return torch.randn(shape, generator=rng, dtype=like.dtype)
+    """Standard normals, the same on every device up to 16 million of them; more are made where they are needed."""
+    if like.device.type == "cpu" or math.prod(shape) <= 2**24:
+        return torch.randn(shape, generator=rng, dtype=like.dtype).to(like.device)
     there = torch.Generator(like.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
     return torch.randn(shape, generator=there, dtype=like.dtype, device=like.device)

@@ -101,6 +101,11 @@ class LaplaceMethod(ABC):
         kind = type(network.likelihood).__name__
         if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
             raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
+        if (
+            self.prediction == "bridge"
+            and task.outputs(network, network.params(), task.train.part(torch.arange(1)))[0].ndim != 2
+        ):
+            raise ValueError("prediction='bridge' is for one target a row: use 'samples' or 'closed'")
         if self.prediction == "closed" and kind == "Poisson":
             raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
         if self.precision == "validation" and task.validation is None:
@@ -136,7 +141,7 @@ class LaplaceMethod(ABC):
     def _refuse_if_too_large(self, n: int, m: int, sweep: Sweep) -> None:
         """The precision matrix [n, n], its factor and, when tuning, its eigenvectors; or m rows of n in the dual."""
         copies = 3 if self.precision in ("given", "scaled") or isinstance(self.precision, float | int) else 4
-        item = sweep.network.dtype.itemsize
+        item = 8 if n <= DOUBLE_UP_TO else sweep.network.dtype.itemsize
         needed = item * (copies * n * n if m == n else 2 * m * n + copies * m * m)
         free = free_bytes(sweep.network.device)
         if free is not None and needed > free:

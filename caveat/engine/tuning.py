@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from caveat.engine.gaussians import Curvature, Gaussian
+from caveat.engine.gaussians import Curvature, Gaussian, Path
 from caveat.engine.jacobian import Jacobian
 from caveat.engine.run import Run
 from caveat.engine.search import golden_section
@@ -69,7 +69,7 @@ class Tuner:
             scale = math.exp(log_scale)
             return log_evidence(self.log_likelihood, self.weights, scale * self.prior, path.log_det(scale))
 
-        grid = [math.log(scale) for scale in SCALES if scale > path.lowest]
+        grid = [math.log(scale) for scale in _usable(path)]
         best = max(grid, key=value)
         step = grid[1] - grid[0]
         low = max(best - step, math.log(path.lowest) if path.lowest else best - step)
@@ -105,7 +105,7 @@ class Tuner:
         path = self.curvature.path(self.prior)
         network = jacobian.network
 
-        scales = [scale for scale in SCALES if scale > path.lowest]
+        scales = _usable(path)
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(scales), dtype=torch.float64)
         rng = torch.Generator().manual_seed(self.run.seed)
@@ -130,7 +130,7 @@ class Tuner:
         """
         path = self.curvature.path(self.prior)
         likelihood = jacobian.network.likelihood
-        scales = [scale for scale in SCALES if scale > path.lowest]  # c^2 times the prior's
+        scales = _usable(path)  # c^2 times the prior's
         hypers = [hyper | {"log_noise": hyper["log_noise"] + math.log(noise)} for noise in NOISES]
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
@@ -198,6 +198,17 @@ class Tuner:
             lowest, highest = float(gaussian.prior.min()), float(gaussian.prior.max())
             report["prior_precision"] = lowest if lowest == highest else [lowest, highest]
         return report
+
+
+def _usable(path: Path) -> list[float]:
+    """The scales at which the precision is positive definite beyond rounding."""
+    scales = [scale for scale in SCALES if scale > path.lowest]
+    if len(scales) < 2:
+        raise ValueError(
+            f"the curvature is so much larger than the prior that rounding hides the prior (a prior {path.lowest:.2g} "
+            "times as precise would be needed): raise the prior's precision, or compute in float64"
+        )
+    return scales
 
 
 def log_evidence(log_likelihood: float, weights: Tensor, prior: Tensor, log_det: float) -> float:
