@@ -119,6 +119,29 @@ def scores(posterior: caveat.Posterior, tests: dict[str, tuple[Tensor, Tensor]],
         yield "cifar100", "auroc_epistemic", ood_scores(inside_epistemic, epistemic)["auroc"]
 
 
+def summarise(path: Path) -> None:
+    """A line a seed, method and size: precision, then clean, corrupted, joint and foreign."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    columns = ("clean nll", "clean ece", "clean joint_nll", "shifted nll", "shifted ece", "cifar100 auroc")
+    print("| seed | method | weights | precision or temperature |", " | ".join(columns), "|")
+    print("|---" * (4 + len(columns)) + "|")
+    for key in dict.fromkeys((r["seed"], r["method"], r["score"], r["weights"], r["precision"]) for r in rows):
+        own = [r for r in rows if (r["seed"], r["method"], r["score"], r["weights"], r["precision"]) == key]
+        cells = []
+        for on, metric in (column.split() for column in columns):
+            foreign = ("clean", "cifar100")
+            values = [
+                float(r["value"])
+                for r in own
+                if r["metric"] == metric and (r["on"] == on or (on == "shifted" and r["on"] not in foreign))
+            ]
+            cells.append(f"{sum(values) / len(values):.4f}")
+        seed, method, score, weights, precision = key
+        amount = f"{int(weights):,}" if int(weights) > 0 else "all"
+        print("|", " | ".join([seed, f"{method} {score}", amount, f"{float(precision or 1):.2g}", *cells]), "|")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir")
@@ -133,7 +156,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="methods whose names hold one of these")
     parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after this long")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar10.csv"))
+    parser.add_argument("--summary", action="store_true", help="only print the table of the csv")
     arguments = parser.parse_args()
+    if arguments.summary:
+        summarise(arguments.csv)
+        return
     clock = time.monotonic()
     rows = data.load("cifar10", arguments.data_dir)
     x, y = (t[: arguments.rows] for t in rows.train.tensors)
