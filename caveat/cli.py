@@ -275,6 +275,34 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
 
 
+def _tensors_from_files() -> Any:
+    """How the parser reads a knob that may be a tensor: from an npy file."""
+    import numpy
+    import torch
+    from tyro import constructors
+
+    registry = constructors.ConstructorRegistry()
+
+    def read(texts: list[str]) -> Any:
+        if not texts[0].endswith(".npy") or not Path(texts[0]).is_file():
+            raise ValueError(f"{texts[0]} is no npy file")
+        return torch.from_numpy(numpy.load(texts[0], allow_pickle=False))
+
+    @registry.primitive_rule
+    def rule(info: Any) -> Any:
+        if info.type is not torch.Tensor:
+            return None
+        return constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FILE.npy",
+            instance_from_str=read,
+            is_instance=lambda value: isinstance(value, torch.Tensor),
+            str_from_instance=lambda value: [f"a tensor of shape {tuple(value.shape)}"],
+        )
+
+    return registry
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 failed with a reason, 2 not understood, 130 stopped."""
     try:
@@ -289,7 +317,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     commands, runners = _commands()
     try:
-        parsed = tyro.cli(commands, prog="caveat", description="Posteriors for PyTorch networks.", args=arguments)
+        parsed = tyro.cli(
+            commands,
+            prog="caveat",
+            description="Posteriors for PyTorch networks.",
+            args=arguments,
+            registry=_tensors_from_files(),
+        )
     except ValueError as error:  # a value out of its range
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ import torch
 
 from caveat.cli import main
 from caveat.methods import discover
+from caveat.recipe import read_posterior
 
 QUICK = ["--training.epochs", "3", "--quiet"]
 
@@ -229,3 +230,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     import caveat
 
     assert run(capsys, "--version")[:2] == (0, f"{caveat.__version__}\n")
+
+
+def test_a_score_is_a_name_or_a_file_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "score.npy", np.arange(3760.0))
+    start = tmp_path / "map"
+    assert main(["fit", "map", "--out", str(start), "--training.epochs", "5", "--quiet"]) == 0
+    options = ["--weights", "50", "--start", str(start), "--quiet"]
+    for name, score in (("named", "obd"), ("given", str(tmp_path / "score.npy"))):
+        assert main(["fit", "subnetwork_laplace", "--out", str(tmp_path / name), "--score", score, *options]) == 0
+    chosen = read_posterior(tmp_path / "given", torch.device("cpu"))[0].state["subnetwork"]
+    assert sum(len(index) for index in chosen.values()) == 50
+    assert [len(index) for index in chosen.values()][-1] == 10, "the last weights have the highest numbers"
+    with pytest.raises(SystemExit):
+        main(["fit", "subnetwork_laplace", "--out", str(tmp_path / "wrong"), "--score", "engery", *options])
+    assert "engery" in capsys.readouterr().err

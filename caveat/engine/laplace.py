@@ -41,9 +41,10 @@ Structure = Literal["full", "kronecker", "diagonal", "low_rank"]
 class LaplaceMethod(ABC):
     """The knobs that all have, and everything but which weights and which structure."""
 
-    # of the prior: found on validation rows or, without them, by evidence; as given; a number; ...
+    # The prior's: auto takes validation or, without validation rows, evidence; given is the task's own; scaled, that
+    # times the share of weights chosen; layers finds one a layer by evidence; or a number.
     precision: Precision | Positive = "auto"
-    prediction: Prediction = "samples"  # linearised draws, weight draws, closed form (probit), Laplace bridge
+    prediction: Prediction = "samples"  # linearised or weight draws, closed form (probit for classes), bridge
     fisher: Fisher = "exact"  # mc: one random cotangent a row, cheaper by the number of outputs
     arithmetic: Arithmetic = "full"  # of the curvature; bfloat16: passes in bfloat16, sums in float32
     skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
@@ -75,7 +76,9 @@ class LaplaceMethod(ABC):
         diagnostics: dict[str, Any] | None = None,
     ) -> tuple[State, Info]:
         """The Gaussian over chosen weights of a (restricted) network on the run's device."""
-        params, hyper = dict(start["params"]), start["hyper"]
+        params, hyper = dict(start["params"]), dict(start["hyper"])
+        if hyper.pop("temperature", None) is not None:
+            run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
         self._check(task, network)
         rows, skipped = self._informative(task, network, params, hyper, run)
         sweep = Sweep(network, params, hyper, rows, run, self.fisher, self.arithmetic == "bfloat16")

@@ -185,9 +185,14 @@ class Tuner:
         return Tuned(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
 
     def _warn_at_the_end(self, scale: float, what: str) -> None:
+        advice = (
+            "the posterior then hardly differs from its point, which the data find sure enough already"
+            if scale > 1
+            else "give the task another prior, or set precision= yourself"
+        )
         self.run.warnings.append(
             f"the {what} is best at the end of the range of prior precisions looked at ({scale:.2g} times the given "
-            "one): give the task another prior, or set precision= yourself"
+            f"one): {advice}"
         )
 
     def _report(self, gaussian: Gaussian, scale: float | None) -> dict[str, Any]:

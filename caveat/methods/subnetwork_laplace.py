@@ -18,13 +18,13 @@ from caveat.engine.laplace import LaplaceMethod, flat_prior
 from caveat.engine.run import Info, Run
 from caveat.engine.selection import Score, select
 from caveat.network import Layer, Network
-from caveat.storage import State
+from caveat.storage import State, describe
 from caveat.task import Task
 
 __all__ = ["SubnetworkLaplace"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SubnetworkLaplace(LaplaceMethod):
     """A Gaussian with full covariance over a chosen subnetwork; the other weights stay at their MAP values."""
 
@@ -38,10 +38,18 @@ class SubnetworkLaplace(LaplaceMethod):
         amount = self.weights
         if not isinstance(amount, str) and (amount <= 0 or (isinstance(amount, float) and amount > 1)):
             raise ValueError(f"SubnetworkLaplace(weights={amount!r}): must be a count, a share in (0, 1], or a pattern")
+        if isinstance(amount, str) and (isinstance(self.score, Tensor) or self.score != "energy"):
+            raise ValueError(f"weights={amount!r} takes whole parameters, so there is nothing for score= to choose")
 
     @property
     def _rank(self) -> int:
         return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SubnetworkLaplace) and describe(self) == describe(other)  # a score may be a tensor
+
+    def __hash__(self) -> int:
+        return hash(describe(self))
 
     def memory(self, network: Network) -> int:
         """Scores of all weights; the precision matrix is looked at when it is known how many rows there are."""
