@@ -126,7 +126,7 @@ def test_draws_move_the_chosen_weights_only_and_have_their_covariance(dense: Any
 
 @pytest.mark.parametrize("weights", [9, "0.weight"])
 def test_the_index_travels_with_the_posterior(weights: int | str, tmp_path: Path) -> None:
-    posterior = fit(weights=weights, score="magnitude")
+    posterior = fit(weights=weights)
     posterior.save(tmp_path / "posterior")
     torch.manual_seed(5)
     other = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
@@ -212,3 +212,15 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         fit(weights=20)
     assert len(chosen(fit(weights=9))) == 9, "the advice holds"
+
+
+def test_a_pattern_leaves_nothing_for_a_score_to_choose() -> None:
+    with pytest.raises(ValueError, match=r"weights='0\.weight' takes whole parameters"):
+        caveat.SubnetworkLaplace("0.weight", "obd")
+
+
+def test_methods_with_equal_score_tensors_are_equal() -> None:
+    score = torch.arange(5.0)
+    assert caveat.SubnetworkLaplace(2, score) == caveat.SubnetworkLaplace(2, score.clone())
+    assert caveat.SubnetworkLaplace(2, score) != caveat.SubnetworkLaplace(2, score + 1)
+    assert len({caveat.SubnetworkLaplace(2, score), caveat.SubnetworkLaplace(2, score.clone())}) == 1
