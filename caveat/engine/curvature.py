@@ -202,10 +202,11 @@ class Sweep:
             previous, q = q, y
         inner = (previous @ y.T).double()
         values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
-        kept = values > values[-1].clamp_min(1e-300) * 1e-12
+        # Below what rounding leaves in y, an eigenvalue is noise, and dividing by its root would make it large.
+        kept = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
         half = (vectors[:, kept] / values[kept].sqrt()).T.to(y.dtype) @ y  # half^T half = the approximation
         _, singular, basis = torch.linalg.svd(half, full_matrices=False)
-        return Rows((singular.unsqueeze(1) * basis)[:rank])
+        return Rows((singular.unsqueeze(1) * basis)[:rank].contiguous())
 
     def traces(self) -> Tensor:
         """The trace of every row's Fisher information, [N]: how much it can add to any curvature."""

@@ -392,7 +392,8 @@ class Kronecker:
         g_values, g_vectors = torch.linalg.eigh(_wide(self.outputs))
         dtype = self.inputs.dtype
         values = a_values.clamp_min(0).to(dtype), g_values.clamp_min(0).to(dtype)
-        return Rotated(*values, a_vectors.to(dtype), g_vectors.to(dtype), self.count, self.has_bias)
+        bases = a_vectors.to(dtype).contiguous(), g_vectors.to(dtype).contiguous()  # as they will be when loaded
+        return Rotated(*values, *bases, self.count, self.has_bias)
 
     def times(self, factor: float) -> "Kronecker":
         """The curvature times a number."""

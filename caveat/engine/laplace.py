@@ -330,10 +330,12 @@ def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Te
         raise ValueError(f"prediction='bridge' is for one target a row, and outputs are {tuple(mean.shape)}")
     dtype, mean, covariance = mean.dtype, mean.double(), covariance.double()
     classes = mean.shape[1]
-    total = covariance.sum((-1, -2)).clamp_min(1e-300)  # 1^T Sigma 1
-    towards = covariance.sum(-1)  # Sigma 1
-    mu = mean - towards * (mean.sum(-1) / total).unsqueeze(-1)
-    variance = covariance.diagonal(dim1=-2, dim2=-1) - towards.square() / total.unsqueeze(-1)
+    marginal = covariance.diagonal(dim1=-2, dim2=-1)
+    total, towards = covariance.sum((-1, -2)), covariance.sum(-1)  # 1^T Sigma 1 and Sigma 1
+    # Logits whose sum does not vary need no conditioning, and rounding is all that total then holds.
+    share = torch.where(total > 1e-5 * classes * marginal.sum(-1), 1 / total, torch.zeros_like(total)).unsqueeze(-1)
+    mu = mean - towards * mean.sum(-1, keepdim=True) * share
+    variance = marginal - towards.square() * share
     tail = (mu + torch.logsumexp(-mu, -1, keepdim=True)).exp()
     alpha = ((1 - 2 / classes + tail / classes**2) / variance.clamp_min(1e-12)).clamp(1e-6, 1e12)
     drawn = torch._standard_gamma(alpha.cpu().expand(n, *alpha.shape), generator=rng).clamp_min(1e-300)

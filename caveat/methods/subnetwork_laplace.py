@@ -36,7 +36,7 @@ class SubnetworkLaplace(LaplaceMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         amount = self.weights
-        if not isinstance(amount, str) and (amount <= 0 or (isinstance(amount, float) and amount > 1)):
+        if not isinstance(amount, str) and not 0 < amount <= (1 if isinstance(amount, float) else amount):
             raise ValueError(f"SubnetworkLaplace(weights={amount!r}): must be a count, a share in (0, 1], or a pattern")
         if isinstance(amount, str) and (isinstance(self.score, Tensor) or self.score != "energy"):
             raise ValueError(f"weights={amount!r} takes whole parameters, so there is nothing for score= to choose")

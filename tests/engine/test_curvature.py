@@ -306,6 +306,18 @@ def test_low_rank_of_more_directions_than_there_are(dtype: torch.dtype, dense: A
     assert_close(rows.T @ rows, by_hand.ggn(x, y), 1e-4 if dtype == torch.float32 else 1e-9)
 
 
+def test_low_rank_is_not_above_the_ggn_where_rounding_is_all_that_is_left() -> None:
+    torch.manual_seed(0)
+    network = Network(mlp(10, 50, 1), Gaussian(noise=0.1))
+    x = (normal(500, 10) * torch.logspace(0, -6, 10)).float()
+    likelihood = network.likelihood
+    found = Sweep(network, network.params(), likelihood.initial_hyper(x[:, :1]), Rows((x, x[:, :1])), Run())
+    rows, all_rows = found.low_rank(60).rows.double(), found.stacked(None).rows.double()
+    above = torch.linalg.eigvalsh(rows.T @ rows - all_rows.T @ all_rows)[-1]
+    assert float(above) < 2e-6 * float(all_rows.square().sum())
+    assert rows.is_contiguous()
+
+
 # Pieces and precision
 
 

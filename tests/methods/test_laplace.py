@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import caveat
 from caveat import Laplace
 from caveat.engine.jacobian import Jacobian
-from caveat.engine.laplace import _restored
+from caveat.engine.laplace import _restored, bridge
 from caveat.engine.run import Run
 
 PRIOR = caveat.GaussianPrior({"0.*": 0.5, "2.*": 2.0})
@@ -153,6 +153,16 @@ def test_weight_draws_have_the_dense_covariance_and_predict_by_themselves(struct
     x, _ = data("Categorical", 5, seed=7)
     by_hand = torch.stack([posterior.network(draw, x).softmax(-1) for draw in posterior.sample(6, seed=3)])
     assert_close(posterior.predict(x, draws=6, seed=3).samples, by_hand)
+
+
+def test_bridge_takes_logits_whose_sum_is_always_zero() -> None:
+    half = torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
+    half, mean = half - half.mean(1, keepdim=True), torch.tensor([[4.0, -1.0, -2.999999]]).expand(5, 3)
+    noise = 1e-9 * torch.eye(3)  # what rounding may leave of the sum's variance, of either sign
+    for sign in (-1, 1):
+        drawn = bridge(mean, half @ half.mT / 6 + sign * noise, 500, torch.Generator().manual_seed(0))
+        assert bool((drawn.exp().mean(0).argmax(-1) == 0).all())
+        assert bool(drawn.isfinite().all())
 
 
 def test_bridge_is_the_dirichlet_of_the_dense_covariance(dense: Any) -> None:

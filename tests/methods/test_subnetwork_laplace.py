@@ -198,7 +198,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         fit(weights=50_000)
     with pytest.raises(ValueError, match=r"weights='3\.\*' matches no parameter that inference is about"):
         fit(weights="3.*")
-    for bad in (0, -3, 0.0, 1.5):
+    for bad in (0, -3, 0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"must be a count, a share in \(0, 1\], or a pattern"):
             SubnetworkLaplace(weights=bad)
     for knobs in ({"weights": True}, {"weights": None}, {"score": "best"}, {"keep_dead": 1}):
