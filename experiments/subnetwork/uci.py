@@ -6,7 +6,7 @@
 
 Networks with two hidden layers of 50 are trained once a split; every posterior is around that MAP, predicts in closed
 form, and has its prior precision (and, where there is a posterior beside it, the noise) tuned on validation rows, which
-are a sixth of the training rows. MAP has its noise fitted on the same rows. The test rows of a gap split are the middle
+are 15% of the training rows. MAP has its noise fitted on the same rows. The test rows of a gap split are the middle
 third along one feature; no validation row is among them.
 """
 
