@@ -68,9 +68,14 @@ def fit(
         identity |= task.fingerprint()
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
-    task, begin = _start(task, method, start, run)
-    begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
-    state, info = method.fit(task, begin, run)
+    try:
+        task, begin = _start(task, method, start, run)
+        begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
+        state, info = method.fit(task, begin, run)
+    except (ValueError, TypeError, MemoryError):
+        if partial is not None and ranks.first and not any(partial.rglob("checkpoint*.safetensors")):
+            run.discard()  # nothing is in it that another call could go on from
+        raise
     posterior = _finished(method, state, info, task, run)
     if target is not None and ranks.first:
         posterior.save(target, note=note)

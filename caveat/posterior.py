@@ -64,9 +64,9 @@ class Posterior:
             raise ValueError(f"predict(draws={draws!r}): must be a whole number, at least 1")
         n = self.method.default_draws if draws is None else draws
         x = self._checked(x)
-        if n == 0:
+        if draws is None and self.method.closed_form(self.network.likelihood):
             mean, covariance = self.moments(x)
-            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
+            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
             return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
         rng = torch.Generator().manual_seed(seed)
         with _shapes_in_errors(x):
@@ -100,13 +100,15 @@ class Posterior:
         self.network.likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
         state = self.method.update(self.state, self.network, rows, run)
         rows_before = self.info.diagnostics.get("updated_with_rows", 0)
+        of_the_fit = ("log_marginal_likelihood", "validation_nll")  # of fewer rows than there are now
+        diagnostics = {key: value for key, value in self.info.diagnostics.items() if key not in of_the_fit}
         info = dataclasses.replace(
             self.info,
             seconds=self.info.seconds + run.seconds(),
             flops=self.info.flops + run.flops,
             gradient_evaluations=self.info.gradient_evaluations + round(run.gradient_evaluations),
             warnings=list(dict.fromkeys([*self.info.warnings, *run.warnings])),
-            diagnostics=self.info.diagnostics | {"updated_with_rows": rows_before + len(rows)},
+            diagnostics=diagnostics | {"updated_with_rows": rows_before + len(rows)},
         )
         return dataclasses.replace(self, state=state, info=info)
 

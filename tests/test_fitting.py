@@ -183,3 +183,11 @@ def test_training_that_learns_nothing_and_paths_that_stray_are_warned_about() ->
     wild = Training(epochs=4, optimizer="sgd", learning_rate=50.0, schedule="constant", warmup=0.0, clip=1.0)
     strayed = caveat.fit(task(), caveat.SWAG(rank=0, training=wild), start=POINT, progress=False)
     assert any("lower training.learning_rate (now 50)" in warning for warning in strayed.info.warnings)
+
+
+def test_a_refused_fit_leaves_nothing_that_blocks_the_corrected_one(tmp_path: Path) -> None:
+    point = caveat.fit(task(), POINT, progress=False)
+    with pytest.raises(ValueError, match="matches no parameter"):
+        caveat.fit(task(), caveat.SubnetworkLaplace("fc"), start=point, folder=tmp_path / "posterior", progress=False)
+    assert not list(tmp_path.iterdir())
+    caveat.fit(task(), caveat.SubnetworkLaplace("2"), start=point, folder=tmp_path / "posterior", progress=False)

@@ -506,3 +506,11 @@ def test_large_counts_keep_their_digits_in_float32():
     for found in (Poisson().log_prob(outputs, targets, {}), Poisson().predictive(outputs[None], {}).log_prob(targets)):
         assert found.dtype == torch.float32
         assert float(found) == pytest.approx(float(exact), rel=1e-4)
+
+
+@pytest.mark.parametrize("positions", [(4,), (4, 3, 2)], ids=["row", "pixels"])
+@pytest.mark.parametrize("likelihood", [*ALL, HESSIANS[2]], ids=repr)
+def test_the_trace_is_that_of_the_fisher_information(likelihood, positions):
+    outputs, targets, hyper = case(likelihood, *positions)
+    factor = likelihood.fisher_factor(outputs, targets, hyper)
+    torch.testing.assert_close(likelihood.fisher_trace(outputs, targets, hyper), factor.square().flatten(1).sum(1))

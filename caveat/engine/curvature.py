@@ -213,9 +213,8 @@ class Sweep:
         likelihood = self.network.likelihood
         found = []
         with torch.no_grad(), self.run.bar(len(self.rows), "row") as bar:
-            for x, y in self.rows.ordered(512, self.network.device):
-                factor = likelihood.fisher_factor(self.network(self.params, x), y, self.hyper)
-                found.append(factor.square().flatten(1).sum(1))
+            for x, y in self.rows.ordered(4 * self.rows.batch_size, self.network.device):
+                found.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
                 bar.update(len(y))
         self.run.flops += self._forward_flops(x) / len(y) * len(self.rows)
         return torch.cat(found)

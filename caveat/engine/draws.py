@@ -10,12 +10,12 @@ from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
 from caveat.engine.run import Run
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, Params
 from caveat.rows import Rows
 from caveat.storage import State
 
-__all__ = ["PIECE_ROWS", "forward_in_pieces", "no_moments", "no_update", "pick", "push_draws"]
+__all__ = ["PIECE_ROWS", "forward_in_pieces", "no_closed_form", "no_moments", "no_update", "pick", "push_draws"]
 
 PIECE_ROWS = 512  # rows that go through the module at once
 
@@ -45,6 +45,11 @@ def pick(count: int, n: int, rng: torch.Generator) -> list[int]:
     whole, rest = divmod(n, count)
     chosen = torch.randperm(count, generator=rng)[:rest].sort().values.tolist()
     return [*range(count)] * whole + chosen
+
+
+def no_closed_form(method: Any, likelihood: Likelihood) -> bool:
+    """The `closed_form` of a method that predicts from draws."""
+    return False
 
 
 def no_moments(method: Any, state: State, network: Network, x: Inputs, joint: bool = False) -> None:

@@ -180,7 +180,8 @@ class Full:
         root = prior.to(wide).sqrt()
         values, vectors = torch.linalg.eigh(wide / root / root.unsqueeze(1))
         scaled = (vectors / root.unsqueeze(1)).to(prior.dtype)
-        return _Spectrum(values.clamp_min(0), scaled, 2 * float(root.log().sum()))
+        lowest = max(-2 * float(values[0]), torch.finfo(values.dtype).eps * float(values[-1]))
+        return _Spectrum(values.clamp_min(0), scaled, 2 * float(root.log().sum()), lowest)
 
     def times(self, factor: float) -> "Full":
         """The curvature times a number."""
@@ -196,13 +197,10 @@ class _Spectrum:
     values: Tensor  # [n]
     vectors: Tensor  # [n, n], scaled by the root of the prior
     log_det_prior: float
+    lowest: float  # what rounding made of the smallest eigenvalues, and a little more
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
         return jacobian.rows_at_once(jacobian.plan.outputs)
-
-    @property
-    def lowest(self) -> float:
-        return 10 * torch.finfo(self.values.dtype).eps * float(self.values[-1])
 
     def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
         rotated = here.rows().to(self.vectors.dtype) @ self.vectors

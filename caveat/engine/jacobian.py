@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
+from caveat.engine.cost import free_bytes
 from caveat.engine.layers import Axis, Product, Tape, Use, working_numbers
 from caveat.network import Network, Params
 
@@ -93,8 +94,9 @@ class Jacobian:
         That is `columns` gradients of the chosen weights, and `layers` gradients at the layers' outputs.
         """
         on_gpu = self.network.device.type == "cuda"
-        by_layers = (2**31 if on_gpu else 2**26) // (4 * max(self.plan.numbers * layers, 1))
-        by_columns = (2**31 if on_gpu else 2**28) // (4 * max(self.size * columns, 1))
+        room = min(2**31, (free_bytes(self.network.device) or 2**31) // 16)  # of a GPU
+        by_layers = (room if on_gpu else 2**26) // (4 * max(self.plan.numbers * layers, 1))
+        by_columns = (room if on_gpu else 2**28) // (4 * max(self.size * columns, 1))
         return max(1, min(1024, by_layers, by_columns))
 
     def _pass(self, x: Inputs, plan: _Plan, bfloat16: bool = False, find_axes: bool = False) -> "Here":

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from caveat.batches import Inputs, count_rows, move, slices
-from caveat.engine.cost import free_bytes, words
+from caveat.engine.cost import free_bytes, refuse_if_too_large, words
 from caveat.engine.curvature import Fisher, Sweep, places
 from caveat.engine.draws import push_draws
 from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Kronecker, Layered, Rows, restored
@@ -23,7 +23,8 @@ from caveat.engine.jacobian import Jacobian, plain_attention
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.tuning import Precision, Tuned, Tuner
 from caveat.knobs import Count, Positive, Share, check_knobs
-from caveat.likelihoods import Categorical, Hyper
+from caveat.likelihoods import Categorical, Hyper, Likelihood
+from caveat.likelihoods import Gaussian as GaussianLikelihood
 from caveat.network import Layer, Network, Params
 from caveat.priors import GaussianPrior
 from caveat.rows import Rows as DataRows
@@ -32,7 +33,7 @@ from caveat.task import Task
 
 __all__ = ["Arithmetic", "LaplaceMethod", "Prediction", "Structure", "flat_prior"]
 
-Prediction = Literal["samples", "weights", "closed", "bridge"]
+Prediction = Literal["auto", "samples", "weights", "closed", "bridge"]
 Arithmetic = Literal["full", "bfloat16"]
 Structure = Literal["full", "kronecker", "diagonal", "low_rank"]
 
@@ -44,7 +45,9 @@ class LaplaceMethod(ABC):
     # The prior's: auto takes validation or, without validation rows, evidence; given is the task's own; scaled, that
     # times the share of weights chosen; layers finds one a layer by evidence; or a number.
     precision: Precision | Positive = "auto"
-    prediction: Prediction = "samples"  # linearised or weight draws, closed form (probit for classes), bridge
+    # By linearised draws, weight draws, in closed form (exact for Gaussian noise, probit for classes), by the Laplace
+    # bridge; auto is closed for Gaussian noise of one level and samples otherwise.
+    prediction: Prediction = "auto"
     fisher: Fisher = "exact"  # mc: one random cotangent a row, cheaper by the number of outputs
     arithmetic: Arithmetic = "full"  # of the curvature; bfloat16: passes in bfloat16, sums in float32
     skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
@@ -57,8 +60,12 @@ class LaplaceMethod(ABC):
 
     @property
     def default_draws(self) -> int:
-        """None for the closed form."""
-        return 0 if self.prediction == "closed" else self.n_draws
+        """As the knob says."""
+        return self.n_draws
+
+    def closed_form(self, likelihood: Likelihood) -> bool:
+        """Where it is asked for, or exact: a mixture of draws would be lumpy where the noise is small."""
+        return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, GaussianLikelihood))
 
     @abstractmethod
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
@@ -102,6 +109,11 @@ class LaplaceMethod(ABC):
 
     def _check(self, task: Task, network: Network) -> None:
         kind = type(network.likelihood).__name__
+        if network.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"a Laplace approximation needs weights in float32 or float64, and these are {network.dtype}: use "
+                "module.float(), and arithmetic='bfloat16' for speed"
+            )
         if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
             raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
         if (
@@ -143,7 +155,7 @@ class LaplaceMethod(ABC):
 
     def _refuse_if_too_large(self, n: int, m: int, sweep: Sweep) -> None:
         """The precision matrix [n, n], its factor and, when tuning, its eigenvectors; or m rows of n in the dual."""
-        copies = 3 if self.precision in ("given", "scaled") or isinstance(self.precision, float | int) else 4
+        copies = 3 if self.precision in ("given", "scaled") or isinstance(self.precision, float | int) else 6
         item = 8 if n <= DOUBLE_UP_TO else sweep.network.dtype.itemsize
         needed = item * (copies * n * n if m == n else 2 * m * n + copies * m * m)
         free = free_bytes(sweep.network.device)
@@ -162,8 +174,8 @@ class LaplaceMethod(ABC):
             how = "evidence" if task.validation is None else "validation"
         if isinstance(how, float | int):
             tuner = replace(tuner, prior=torch.full_like(tuner.prior, float(how)))
-            return tuner.given()
-        if how == "given":
+            tuned = tuner.given()
+        elif how == "given":
             tuned = tuner.given()
         elif how == "scaled":
             tuned = tuner.given(len(tuner.prior) / task.network.n_parameters)
@@ -192,7 +204,7 @@ class LaplaceMethod(ABC):
                     )
                 else:
                     tuned = tuner.validation(jacobian, task.validation, sweep.hyper)
-        return replace(tuned, report=tuned.report | {"precision_from": how})
+        return replace(tuned, report=tuned.report | {"precision_from": how if isinstance(how, str) else "a number"})
 
     def _weight_outputs(
         self, gaussian: Gaussian, sweep: Sweep, index: Tensor | None, x: Inputs, rng: torch.Generator
@@ -227,6 +239,9 @@ class LaplaceMethod(ABC):
         if jacobian.plan.outputs > 2 * n:
             with contextlib.suppress(NotImplementedError):  # a layer without forward derivatives, such as an LSTM
                 return self._by_tangents(state, own, index, gaussian, x, n, rng), state["hyper"]
+        numbers = n * len(gaussian.prior)
+        advice = "take fewer draws with predict(x, draws=...), or prediction='closed'"
+        refuse_if_too_large(f"{n} draws of {len(gaussian.prior):,} weights", 8 * numbers, network.device, advice)
         deltas = gaussian.deltas(n, rng)
         found = []
         for piece in slices(x, gaussian.rows_at_once(jacobian)):

@@ -33,7 +33,7 @@ Precision = Literal["auto", "given", "scaled", "evidence", "layers", "validation
 
 SCALES = tuple(10.0 ** (exponent / 2) for exponent in range(-16, 13))  # of the given prior: 1e-8 to 1e6
 ROWS = 2000  # validation rows looked at
-NOISES = tuple(2.0 ** (exponent / 4) for exponent in range(-16, 9))  # of the noise at the start: 1/16 to 4
+NOISES = tuple(2.0 ** (exponent / 4) for exponent in range(-16, 25))  # of the noise at the start: 1/16 to 64
 DRAWS = 64  # of the logits a validation row, the same for every scale
 
 
@@ -74,9 +74,8 @@ class Tuner:
         step = grid[1] - grid[0]
         low = max(best - step, math.log(path.lowest) if path.lowest else best - step)
         scale = math.exp(golden_section(lambda log_scale: -value(log_scale), low, best + step))
-        if best in (grid[0], grid[-1]):
-            self._warn_at_the_end(scale, "evidence")
-        return self.given(scale)
+        self._warn_at_an_end(grid.index(best), _usable(path), "evidence")
+        return self._given_or_above(scale)
 
     def layers(self, groups: Sequence[tuple[str, Tensor]], steps: int = 100) -> Tuned:
         """A precision for each group of weights (positions among the chosen), by MacKay's update."""
@@ -110,7 +109,7 @@ class Tuner:
         total = torch.zeros(len(scales), dtype=torch.float64)
         rng = torch.Generator().manual_seed(self.run.seed)
         with self.run.bar(len(some), "validation row") as bar:
-            for x, y in some.ordered(path.rows_at_once(jacobian), network.device):
+            for x, y in some.ordered(_rows_at_once(path, jacobian), network.device):
                 here = jacobian.at(x)
                 mean, covariance = here.outputs, path.covariances(here, scales)
                 noise = torch.randn(DRAWS, *mean.flatten(1).shape, generator=rng, dtype=torch.float64).to(mean)
@@ -135,7 +134,7 @@ class Tuner:
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
         with self.run.bar(len(some), "validation row") as bar:
-            for x, y in some.ordered(path.rows_at_once(jacobian), jacobian.network.device):
+            for x, y in some.ordered(_rows_at_once(path, jacobian), jacobian.network.device):
                 here = jacobian.at(x)
                 variances = path.covariances(here, scales).diagonal(dim1=-2, dim2=-1)  # [K, B, D]
                 for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):
@@ -146,11 +145,15 @@ class Tuner:
                 bar.update(len(y))
         nll = torch.where(total.isfinite(), total, torch.inf) / len(some)
         i, k = divmod(int(nll.argmin()), len(scales))
-        if k in (0, len(scales) - 1):
-            self._warn_at_the_end(scales[k], "validation likelihood")
+        self._warn_at_an_end(k, scales, "validation likelihood")
+        if i in (0, len(NOISES) - 1):
+            self.run.warnings.append(
+                f"the validation rows want noise of {NOISES[i]:.2g} times the fitted one, the end of the range: the "
+                "network fits its training rows much better than others; stop its training earlier"
+            )
         noise, scale = NOISES[i], scales[k] / NOISES[i] ** 2
         other = replace(self, curvature=self.curvature.times(noise**-2), log_likelihood=log_likelihood(hypers[i]))
-        tuned = other.given(scale)
+        tuned = other._given_or_above(scale)
         report = tuned.report | {"validation_nll": float(nll[i, k]), "noise_multiple": noise}
         return Tuned(tuned.gaussian, report, hypers[i])
 
@@ -179,20 +182,28 @@ class Tuner:
     def _best(self, scales: Sequence[float], nll: Tensor) -> Tuned:
         nll = torch.where(nll.isfinite(), nll, torch.inf)
         best = int(nll.argmin())
-        if best in (0, len(scales) - 1):
-            self._warn_at_the_end(scales[best], "validation likelihood")
-        tuned = self.given(scales[best])
+        self._warn_at_an_end(best, scales, "validation likelihood")
+        tuned = self._given_or_above(scales[best])
         return Tuned(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
 
-    def _warn_at_the_end(self, scale: float, what: str) -> None:
-        advice = (
-            "the posterior then hardly differs from its point, which the data find sure enough already"
-            if scale > 1
-            else "give the task another prior, or set precision= yourself"
-        )
+    def _given_or_above(self, scale: float) -> Tuned:
+        """A multiple of the prior, or the next above it where rounding leaves the precision positive definite."""
+        for _ in range(6):
+            try:
+                return self.given(scale)
+            except ValueError:
+                scale *= 10**0.5
+        return self.given(scale)
+
+    def _warn_at_an_end(self, best: int, scales: Sequence[float], what: str) -> None:
+        if 0 < best < len(scales) - 1:
+            return
+        advice = "the posterior then hardly differs from its point, which the data find sure enough already"
+        if best == 0:
+            advice = "give the task another prior, or set precision= yourself"
         self.run.warnings.append(
-            f"the {what} is best at the end of the range of prior precisions looked at ({scale:.2g} times the given "
-            f"one): {advice}"
+            f"the {what} is best at the end of the range of prior precisions looked at ({scales[best]:.2g} times the "
+            f"given one): {advice}"
         )
 
     def _report(self, gaussian: Gaussian, scale: float | None) -> dict[str, Any]:
@@ -203,6 +214,11 @@ class Tuner:
             lowest, highest = float(gaussian.prior.min()), float(gaussian.prior.max())
             report["prior_precision"] = lowest if lowest == highest else [lowest, highest]
         return report
+
+
+def _rows_at_once(path: Path, jacobian: Jacobian) -> int:
+    """As the path says, and as the covariances of all scales fit."""
+    return max(1, min(path.rows_at_once(jacobian), 2**26 // (len(SCALES) * jacobian.plan.outputs**2)))
 
 
 def _usable(path: Path) -> list[float]:

@@ -125,6 +125,12 @@ class Categorical(NothingLearned):
         )
         return r.unsqueeze(-1) * reflection[..., 1:] * root_weight[..., None, None]
 
+    def fisher_trace(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """1 - sum p^2, weighted, summed over the positions of a row."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        traces = root_weight.square() * (1 - p.square().sum(-1)).clamp_min(0)
+        return traces.unsqueeze(-1).flatten(1).sum(1)
+
     def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
         """sqrt(p) e - p (sqrt(p) . e) without forming R."""
         p, root_weight = self._probs_and_weight(outputs, targets)

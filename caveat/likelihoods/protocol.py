@@ -45,6 +45,9 @@ class Likelihood(Protocol):
     def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """R with R R^T = Fisher information of the outputs, [B, ..., C, rank]."""
 
+    def fisher_trace(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """The trace of the Fisher information of each row's outputs, [B]."""
+
     def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
         """R e with e standard normal: noise of the outputs' shape whose covariance is the Fisher information."""
 
@@ -79,6 +82,10 @@ class DiagonalFisher(ABC):
     def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """R as a diagonal matrix, [B, ..., D, D]."""
         return torch.diag_embed(self._fisher_root(outputs, hyper))
+
+    def fisher_trace(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """The sum of R's squares, [B]."""
+        return self._fisher_root(outputs, hyper).square().flatten(1).sum(1)
 
     def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
         """R e without forming R."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, Params
 from caveat.rows import Rows
 from caveat.storage import State
@@ -35,7 +35,10 @@ class Method(Protocol):
 
     @property
     def default_draws(self) -> int:
-        """How many draws a prediction uses unless told otherwise; 0 where it has a closed form."""
+        """How many draws a prediction uses unless told otherwise."""
+
+    def closed_form(self, likelihood: Likelihood) -> bool:
+        """Whether a prediction is made from `moments`, unless draws are asked for."""
 
     def memory(self, network: Network) -> int:
         """Bytes that the fitted state and its making need, beside one pass of training."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.draws import no_moments, no_update, pick, push_draws
+from caveat.engine.draws import no_closed_form, no_moments, no_update, pick, push_draws
 from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
@@ -72,6 +72,7 @@ class DeepEnsemble:
             yield {name: stack[m] for name, stack in state["params"].items()}
 
     outputs = push_draws
+    closed_form = no_closed_form
     moments = no_moments
     update = no_update
 

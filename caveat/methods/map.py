@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.draws import no_moments, no_update, push_draws
+from caveat.engine.draws import no_closed_form, no_moments, no_update, push_draws
 from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.temperature import fit_temperature
@@ -67,6 +67,7 @@ class MAP:
             yield state["params"]
 
     outputs = push_draws
+    closed_form = no_closed_form
     moments = no_moments
     update = no_update
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, count_rows, move, slices
-from caveat.engine.draws import PIECE_ROWS, no_moments, no_update
+from caveat.engine.draws import PIECE_ROWS, no_closed_form, no_moments, no_update
 from caveat.engine.optimise import BatchPart
 from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
@@ -103,6 +103,7 @@ class MCDropout:
 
         return torch.stack([torch.cat([*one_pass()]) for _ in range(n)]), state["hyper"]
 
+    closed_form = no_closed_form
     moments = no_moments
     update = no_update
 

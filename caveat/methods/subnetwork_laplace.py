@@ -28,7 +28,7 @@ __all__ = ["SubnetworkLaplace"]
 class SubnetworkLaplace(LaplaceMethod):
     """A Gaussian with full covariance over a chosen subnetwork; the other weights stay at their MAP values."""
 
-    weights: int | float | str = 0.01  # how many, a share of the network, or a pattern of names to take whole
+    weights: int | float | str = 0.01  # how many, a share of the network, or a layer or pattern of names to take whole
     score: Score | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
     keep_dead: bool = False  # whether weights without curvature may be chosen
     quick: ClassVar["SubnetworkLaplace"]
@@ -59,27 +59,35 @@ class SubnetworkLaplace(LaplaceMethod):
         """Choose weights; one pass over the data for their covariance; the prior precision."""
         network = task.network.to(run.device)
         if isinstance(self.weights, str):
-            names = [name for name in network.names if fnmatchcase(name, self.weights)]
+            layer = f"{self.weights}."
+            names = [n for n in network.names if fnmatchcase(n, self.weights) or n.startswith(layer)]
             if not names:
                 raise ValueError(
                     f"weights={self.weights!r} matches no parameter that inference is about: {list(network.names)[:8]}"
                 )
-            report: dict[str, Any] = {"subnetwork": {"weights": network.restricted(names).n_parameters}}
-            return self._over(task, start, run, network.restricted(names), None, report)
+            whole = network.restricted(names)
+            return self._over(task, start, run, whole, None, {"subnetwork": {"weights": whole.n_parameters}})
         count = self._count(network)
         prior = flat_prior(network, start["params"])
         sweep = Sweep(network, dict(start["params"]), start["hyper"], task.train, run, "exact", self._bfloat16)
+        self._refuse_if_too_large(count, min(task.n * sweep.rank(), count), sweep)
         part = run.child("choice")
-        selection = select(task, sweep, count, self.score, prior, part, self.keep_dead)
+        kept_choice = part.appended("choice")  # of a killed run: its curvature belongs to these weights
+        if kept_choice is None:
+            selection = select(task, sweep, count, self.score, prior, part, self.keep_dead)
+            index, report = selection.index, selection.report
+            if run.ranks.first:
+                part.append("choice", {"choice": {"index": index}}, report)
+        else:
+            index, report = kept_choice[0]["choice"]["index"], kept_choice[1]
         run.absorb(part)
-        index = selection.index
         kept = [n for n, p in places(network).items() if bool(((index >= p.start) & (index < p.stop)).any())]
         own = network.restricted(kept)
         before, after = places(network), places(own)
         moved = [index[(index >= before[n].start) & (index < before[n].stop)] for n in kept]
         shifted = [piece - before[n].start + after[n].start for n, piece in zip(kept, moved, strict=True)]
         local = torch.cat(shifted).to(run.device)
-        return self._over(task, start, run, own, local, {"subnetwork": selection.report})
+        return self._over(task, start, run, own, local, {"subnetwork": report})
 
     @property
     def _bfloat16(self) -> bool:

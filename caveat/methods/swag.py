@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.batchnorm import has_batchnorm, refreshed_statistics
-from caveat.engine.draws import no_moments, no_update, pick, push_draws
+from caveat.engine.draws import no_closed_form, no_moments, no_update, pick, push_draws
 from caveat.engine.optimise import Variables
 from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
@@ -127,6 +127,7 @@ class SWAG:
         return drawn
 
     outputs = push_draws
+    closed_form = no_closed_form
     moments = no_moments
     update = no_update
 

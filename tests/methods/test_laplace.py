@@ -558,3 +558,37 @@ def test_what_it_cannot_do_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(MemoryError, match=r"31 weights need .* for 20 rows of gradients"):
         fit(*trained("Categorical", 10))
     assert fit(task, start, structure="kronecker").info.diagnostics["form"] == "layered"
+
+
+def test_gaussian_predictions_are_exact_by_default_and_as_good_as_they_were_tuned_to_be() -> None:
+    """Of an interpolating network the noise is tiny: a mixture of draws would be a comb."""
+    x, y = data("Gaussian", 40, seed=3)
+    other = data("Gaussian", 60, seed=8)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 100), nn.Tanh(), nn.Linear(100, 1)).double()
+    task = caveat.Task(module, (x, y), caveat.Gaussian(standardise=True), caveat.GaussianPrior(1e-3), validation=other)
+    start = caveat.MAP(training=caveat.Training(epochs=400, learning_rate=0.02))
+    posterior = caveat.fit(task, Laplace("full"), start=start, progress=False)
+    prediction = posterior.predict(other[0])
+    nll = -float(prediction.log_prob(other[1]).mean())
+    assert nll == pytest.approx(posterior.info.diagnostics["validation_nll"], rel=1e-6)
+    assert len(prediction.samples) == 1
+    assert len(posterior.predict(other[0], draws=7).samples) == 7
+
+
+def test_half_precision_weights_are_refused_with_advice() -> None:
+    x, y = data("Categorical", 20)
+    module = nn.Sequential(nn.Linear(3, 3)).bfloat16()
+    task = caveat.Task(module, (x.bfloat16(), y), caveat.Categorical())
+    with pytest.raises(ValueError, match=r"float32 or float64.*module\.float\(\)"):
+        caveat.fit(task, Laplace(), start=caveat.MAP(training=caveat.Training(epochs=60)), progress=False)
+
+
+def test_the_temperature_of_the_start_is_left_out_and_said() -> None:
+    x, y = data("Categorical", 60)
+    module = nn.Sequential(nn.Linear(3, 3)).double()
+    task = caveat.Task(module, (x, y), caveat.Categorical(), validation=0.3)
+    start = caveat.MAP(temperature=True, training=caveat.Training(epochs=60))
+    posterior = caveat.fit(task, Laplace(), start=start, progress=False)
+    assert "temperature" not in posterior.state["hyper"]
+    assert any("temperature was left out" in warning for warning in posterior.info.warnings)
