@@ -21,8 +21,9 @@ from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.engine.cost import forward_flops
-from caveat.engine.gaussians import DOUBLE_UP_TO, Diagonal, Full, Kronecker, Layered, Rows, factors
+from caveat.engine.gaussians import DOUBLE_UP_TO, Full, Rows
 from caveat.engine.jacobian import Here, Jacobian, one_hot
+from caveat.engine.layered import Diagonal, Kronecker, Layered, factors
 from caveat.engine.layers import Elementwise, Product, working_numbers
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper

@@ -156,7 +156,7 @@ class Jacobian:
             while True:
                 try:
                     here = self._pass(x, plan, find_axes=True)
-                except Exception:
+                except Exception:  # whatever torch.func says that it cannot do; row by row is tried next, and raises
                     if not plan.general or not vectorised:
                         raise
                     break

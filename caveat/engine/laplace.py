@@ -18,8 +18,9 @@ from caveat.batches import Inputs, count_rows, move, slices
 from caveat.engine.cost import free_bytes, refuse_if_too_large, words
 from caveat.engine.curvature import Fisher, Sweep, places
 from caveat.engine.draws import push_draws
-from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Kronecker, Layered, Rows, restored
+from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Rows
 from caveat.engine.jacobian import Jacobian, plain_attention
+from caveat.engine.layered import Kronecker, Layered, restored
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.tuning import Precision, Tuned, Tuner
 from caveat.knobs import Count, Positive, Share, check_knobs

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from caveat import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Network, Poisson
 from caveat.engine import curvature, gaussians
 from caveat.engine.curvature import Sweep
-from caveat.engine.gaussians import Diagonal, Kronecker, Layered
 from caveat.engine.jacobian import Jacobian
+from caveat.engine.layered import Diagonal, Kronecker, Layered
 from caveat.engine.run import Run
 from caveat.rows import Rows
 

@@ -12,8 +12,9 @@ from caveat import Gaussian as GaussianLikelihood
 from caveat import Network
 from caveat.engine import gaussians
 from caveat.engine.curvature import places
-from caveat.engine.gaussians import Curvature, Diagonal, Full, Kronecker, Layered, Rows, restored
+from caveat.engine.gaussians import Curvature, Full, Rows
 from caveat.engine.jacobian import Here, Jacobian
+from caveat.engine.layered import Diagonal, Kronecker, Layered, restored
 
 SCALES = (0.03, 1.0, 40.0)
 Form = tuple[Curvature, Tensor, Tensor]  # curvature, prior [n], GGN [n, n]
