@@ -23,7 +23,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
 from caveat.engine.cost import free_bytes
-from caveat.engine.layers import Axis, Product, Tape, Use, working_numbers
+from caveat.engine.layers import Axis, Chosen, Product, Tape, Use, working_numbers
 from caveat.network import Network, Params
 
 __all__ = ["Here", "Jacobian", "one_hot", "plain_attention"]
@@ -60,15 +60,15 @@ class Jacobian:
         self.sizes = {name: params[name].numel() for name in network.names}
         self.size = sum(self.sizes.values()) if index is None else len(index)
         # For each parameter: where its chosen entries are among all chosen ones, and which of its entries they are.
-        self.pieces: dict[str, tuple[slice, Tensor]] = {}
+        self.pieces: dict[str, tuple[slice, Chosen]] = {}
         before = 0
         for name, size in self.sizes.items():
             if index is None:
-                self.pieces[name] = (slice(before, before + size), torch.arange(size, device=network.device))
+                self.pieces[name] = (slice(before, before + size), Chosen(torch.arange(size, device=network.device)))
             else:
                 low, high = (int(n) for n in torch.searchsorted(index, index.new_tensor([before, before + size])))
                 if high > low:
-                    self.pieces[name] = (slice(low, high), (index[low:high] - before).to(network.device))
+                    self.pieces[name] = (slice(low, high), Chosen((index[low:high] - before).to(network.device)))
             before += size
         key = ("jacobian", *self.pieces)
         if key not in network.found:
@@ -224,8 +224,8 @@ class Here:
         dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
         found = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
         for use, point in self.uses if len(self.outputs) else ():
-            place, index = pieces[use.name]
-            found[:, place] += use.columns(gradients[point], index).to(dtype)
+            place, entries = pieces[use.name]
+            found[:, place] += use.columns(gradients[point], entries).to(dtype)
         return found
 
     def rows(self) -> Tensor:
@@ -319,8 +319,8 @@ class Here:
 class _Copies(Use):
     """A parameter with a copy for every row: the gradient at the copies is what is wanted."""
 
-    def chosen(self, g: Tensor, index: Tensor) -> Tensor:
-        return g.reshape(len(g), -1)[:, index]
+    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
+        return g.reshape(len(g), -1)[:, entries.index]
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         return g[part]

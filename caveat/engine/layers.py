@@ -37,6 +37,34 @@ WORKING_NUMBERS = {
 BYTES_PER_PRODUCT = {"cpu": 0.4, "cuda": 0.08}
 
 
+class Chosen:
+    """Entries of a parameter (a flat index), and where they are in a weight: found once for all batches."""
+
+    def __init__(self, index: Tensor) -> None:
+        self.index = index
+        self._found: dict[tuple[int, int, int], _Split] = {}
+
+    def split(self, width: int, first: int, outputs: int) -> "_Split":
+        """In rows of `width` numbers, of which `outputs` from `first` on act."""
+        key = (width, first, outputs)
+        if key not in self._found:
+            row, k = self.index // width - first, self.index % width
+            mine = (row >= 0) & (row < outputs)
+            used, place = row[mine].unique(return_inverse=True)
+            inside = None if bool(mine.all()) else mine
+            self._found[key] = _Split(inside, row[mine], k[mine], used, place * width + k[mine])
+        return self._found[key]
+
+
+@dataclass
+class _Split:
+    mine: Tensor | None  # which entries act, where some do not
+    row: Tensor
+    k: Tensor  # the place in the row
+    used: Tensor  # the rows that have entries
+    place: Tensor  # of each entry among the numbers of those rows
+
+
 @dataclass
 class Use(ABC):
     """One place where a parameter acts."""
@@ -46,16 +74,16 @@ class Use(ABC):
     axis: Axis
 
     @abstractmethod
-    def chosen(self, g: Tensor, index: Tensor) -> Tensor:
-        """Gradients of the chosen entries (flat index into the parameter) for each row, [N, s], N rows or more."""
+    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
+        """Gradients of the chosen entries for each row, [N, s], N rows or more."""
 
     @abstractmethod
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Gradients of the whole parameter for some of the N rows, [n, *parameter]."""
 
-    def columns(self, g: Tensor, index: Tensor) -> Tensor:
+    def columns(self, g: Tensor, entries: Chosen) -> Tensor:
         """Gradients of the chosen entries for each row of the batch, [B, s]."""
-        return self._folded(self.chosen(self.arranged(g), index))
+        return self._folded(self.chosen(self.arranged(g), entries))
 
     def blocks(self, g: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
         """Gradients of the whole parameter, [b, *parameter], for pieces of `step` rows of the batch."""
@@ -89,7 +117,7 @@ class Product(Use):
     first: int = 0
     groups: int = 1
     outputs: int = 0  # how many rows of the weight act here
-    _gathered: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _gathered: tuple[_Split, Tensor] | None = field(default=None, repr=False)
     _kept: dict[Any, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -115,41 +143,37 @@ class Product(Use):
         x = self.arranged(self.inputs)[part].to(dtype)
         return self.positions(x) if self.convolution is None else self.convolution.patches(x)
 
-    def chosen(self, g: Tensor, index: Tensor) -> Tensor:
+    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
         """By gathering channels and patches, or from dense products of the outputs concerned: whichever moves less."""
-        g = self.positions(g)
-        row, k = (index // self.width - self.first), index % self.width
-        mine = (row >= 0) & (row < self.outputs)
-        if not bool(mine.all()):
-            found = g.new_zeros(len(g), len(index))
-            if bool(mine.any()):
-                found[:, mine] = self._chosen(g, row[mine], k[mine])
-            return found
-        return self._chosen(g, row, k)
+        g, split = self.positions(g), entries.split(self.width, self.first, self.outputs)
+        if split.mine is None:
+            return self._chosen(g, split)
+        found = g.new_zeros(len(g), len(entries.index))
+        if len(split.row):
+            found[:, split.mine] = self._chosen(g, split)
+        return found
 
-    def _chosen(self, g: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        used, place = row.unique(return_inverse=True)
+    def _chosen(self, g: Tensor, split: _Split) -> Tensor:
         n, t = len(g), g.shape[2]
-        dense_bytes = len(used) * self.width * (8 + BYTES_PER_PRODUCT[g.device.type] * t)
-        if self.groups == 1 and 16 * len(row) * t > dense_bytes:
-            step = max(1, working_numbers(g) // (len(used) * self.width + self.width * t))
+        dense_bytes = len(split.used) * self.width * (8 + BYTES_PER_PRODUCT[g.device.type] * t)
+        if self.groups == 1 and 16 * len(split.row) * t > dense_bytes:
+            step = max(1, working_numbers(g) // (len(split.used) * self.width + self.width * t))
             pieces = []
             for start in range(0, n, step):
                 part = slice(start, start + step)
-                whole = g[part][:, used] @ self.patches(part, g.dtype).transpose(1, 2)  # [n, used, K]
-                pieces.append(whole.flatten(1)[:, place * self.width + k])
+                whole = g[part][:, split.used] @ self.patches(part, g.dtype).transpose(1, 2)  # [n, used, K]
+                pieces.append(whole.flatten(1)[:, split.place])
             return torch.cat(pieces)
         step = max(1, working_numbers(g) // (n * t))
-        key = row * self.width + k
-        keep = len(row) <= step
+        keep = len(split.row) <= step
         pieces = []
-        for start in range(0, len(row), step):
-            o, j = row[start : start + step], k[start : start + step]
-            if keep and self._gathered is not None and torch.equal(self._gathered[0], key):
+        for start in range(0, len(split.row), step):
+            o, j = split.row[start : start + step], split.k[start : start + step]
+            if keep and self._gathered is not None and self._gathered[0] is split:
                 a = self._gathered[1]  # the same for every cotangent
             else:
                 a = self._gather(o, j, g.dtype)
-                self._gathered = (key, a) if keep else None
+                self._gathered = (split, a) if keep else None
             pieces.append((g[:, o] * a).sum(-1) if t > 1 else (g[:, o] * a).squeeze(-1))
         return torch.cat(pieces, 1)
 
@@ -199,9 +223,9 @@ class Elementwise(Use):
         found = found.sum(axes) if axes else found
         return found.reshape(len(found), -1)
 
-    def chosen(self, g: Tensor, index: Tensor) -> Tensor:
+    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
         """All of them: there are few."""
-        return self.dense(g, slice(None)).reshape(len(g), -1)[:, index]
+        return self.dense(g, slice(None)).reshape(len(g), -1)[:, entries.index]
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Sums over positions."""
@@ -225,12 +249,13 @@ class Lookup(Use):
         g = g[part].reshape(len(tokens), tokens.shape[1], -1)
         return tokens, g if self.ignored is None else g * (tokens != self.ignored).unsqueeze(-1)
 
-    def chosen(self, g: Tensor, index: Tensor) -> Tensor:
+    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
         """Sums over the positions that hold each chosen token."""
         tokens, g = self._flat(g, slice(None))
         step = max(1, working_numbers(g) // max(tokens.numel(), 1))
         pieces = []
-        for v, d in zip((index // self.shape[1]).split(step), (index % self.shape[1]).split(step), strict=True):
+        index, width = entries.index, self.shape[1]
+        for v, d in zip((index // width).split(step), (index % width).split(step), strict=True):
             pieces.append((g[:, :, d] * (tokens.unsqueeze(-1) == v)).sum(1))
         return torch.cat(pieces, 1)
 

@@ -16,6 +16,7 @@ from caveat import Gaussian, Network
 from caveat.batches import Inputs, count_rows, map_tensors
 from caveat.engine import layers
 from caveat.engine.jacobian import Here, Jacobian
+from caveat.engine.layers import Chosen
 from caveat.models import cnn_lstm, lenet5, resnet18
 
 ROWS = 4
@@ -280,7 +281,7 @@ def test_other_weights_may_be_asked_of_the_same_pass() -> None:
     v = torch.ones_like(here.outputs)
     (use, point), wanted = here.uses[0], reference(net, IMAGES).sum(1)
     for chosen in (torch.tensor([4, 14]), torch.tensor([31, 50])):  # the same places in the kernels of other channels
-        assert_close(use.columns(here.gradients(v)[point], chosen), wanted[:, chosen])
+        assert_close(use.columns(here.gradients(v)[point], Chosen(chosen)), wanted[:, chosen])
 
 
 @pytest.mark.parametrize("case", ["batch norm", "encoder", "embedding", "cnn_lstm", "general lstm", "general dict"])
