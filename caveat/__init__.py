@@ -4,7 +4,10 @@ from typing import Any
 
 from caveat.engine.run import Info
 from caveat.engine.training import Training
-from caveat.evaluate import evaluate
+from caveat.evaluate import Fidelity, ReferenceSet, evaluate, fidelity
+from caveat.evaluate.diagnose import Diagnosis, diagnose
+from caveat.evaluate.export import to_arviz
+from caveat.evaluate.surface import posterior_surface
 from caveat.fitting import fit
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.methods import Method, discover
@@ -29,7 +32,9 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "CorruptFile",
+    "Diagnosis",
     "EmpCovPrior",
+    "Fidelity",
     "Gaussian",
     "GaussianMixturePrior",
     "GaussianPrior",
@@ -45,13 +50,18 @@ __all__ = [
     "Posterior",
     "Predictive",
     "Prior",
+    "ReferenceSet",
     "State",
     "StudentTPrior",
     "Task",
     "Training",
+    "diagnose",
     "evaluate",
+    "fidelity",
     "fit",
     "load",
+    "posterior_surface",
+    "to_arviz",
     *sorted(method.__name__ for method in discover().values()),
 ]
 

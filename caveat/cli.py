@@ -4,6 +4,7 @@ A verb is a dataclass; its fields are its options and their comments its help. A
 own dataclass, so `caveat fit swag --help` shows them all and there is nothing to keep in step by hand.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from caveat.knobs import Positive, Range, check_knobs
+from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 
 __all__ = ["main"]
 
@@ -213,6 +214,84 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Diagnose:
+    """Say whether the chains of a posterior may be trusted, and why; write one HTML page that shows it."""
+
+    posterior: Path  # a folder that `caveat fit` wrote, of a method that runs chains
+    out: Path = Path("diagnose.html")  # the page
+    data: str | None = None  # a data set whose test rows are predicted; the posterior's own unless given
+    data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    rows: Count = 500  # test rows to predict, at most
+    surface: NonNegativeInt = 25  # points on each side of the plot of the plane through three draws; 0 leaves it out
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def run(self, common: Common) -> None:
+        """Judge the chains, write the page."""
+        from caveat.data import load
+        from caveat.evaluate.chains import gather
+        from caveat.evaluate.diagnose import judge
+        from caveat.evaluate.surface import posterior_surface
+        from caveat.recipe import read_posterior
+        from caveat.report.chains import write_chains
+
+        posterior, recipe = read_posterior(self.posterior, common.place())
+        data = load(self.data or recipe.data, self.data_dir)
+        evidence = gather(posterior, data.test, rows=self.rows, seed=common.seed)
+        diagnosis = judge(evidence)
+        surface = None
+        with contextlib.suppress(ValueError):  # draws that do not move span no plane, and the verdict says so already
+            if self.surface:
+                surface = posterior_surface(posterior, data.train, points=self.surface, rows=1000)
+        title = f"Chains of {self.posterior.resolve().name}"
+        page = write_chains(evidence, diagnosis, self.out, surface=surface, title=title)
+        common.show(dataclasses.asdict(diagnosis) | {"page": str(page)}, f"{diagnosis}\n\nThe page: {page}")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Sample a reference posterior by HMC, check that its chains have mixed, and store what it predicts."""
+
+    out: Path | None = None  # the folder to write; else <name> in CAVEAT_REFERENCES, else in the user's cache
+    draws: int | None = None  # of each chain; 400 unless given
+
+    def run(self, common: Common, name: str) -> None:
+        """Build it."""
+        from caveat.reference import build_reference, load_reference
+
+        place = build_reference(
+            name,
+            out=self.out,
+            draws=self.draws,
+            seed=common.seed,
+            device=common.place(),
+            progress=not common.quiet,
+        )
+        found = load_reference(place)
+        common.show({"out": str(place), "facts": found.facts}, f"{name}: {found.summary()} -> {place}")
+
+
+@dataclass(frozen=True)
+class References:
+    """List the references: what is known, what is built, and where."""
+
+    def run(self, common: Common) -> None:
+        """Print the list."""
+        from caveat.reference import find_references, load_reference
+
+        places = find_references()
+        found = {name: load_reference(place) for name, place in places.items() if place is not None}
+        lines = [
+            f"{name:<9} "
+            + (f"{found[name].summary()}; {place}" if place else f"not built: caveat reference build {name}")
+            for name, place in places.items()
+        ]
+        content = {name: place and {"out": str(place), "facts": found[name].facts} for name, place in places.items()}
+        common.show(content, "\n".join(lines))
+
+
+@dataclass(frozen=True)
 class Methods:
     """List the methods, what each one is, and which likelihoods it supports."""
 
@@ -251,27 +330,34 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
     import tyro
 
     from caveat.methods import discover
+    from caveat.reference import RECIPES
 
     runners: dict[type, Callable[[Any], None]] = {}
 
-    def leaf(name: str, verb: type, method: type | None = None) -> Any:
+    def leaf(name: str, verb: type, method: type | None = None, which: Any = None) -> Any:
         flat = tyro.conf.arg(name="")
         fields: list[Any] = [("verb", Annotated[verb, flat])]
+        if which is not None:
+            fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help="which one")]))
         if method is not None:
             fields.append(("method", Annotated[method, flat], dataclasses.field(default_factory=method)))
         fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
         parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
         parsed.__doc__ = _summary(method or verb)
-        runners[parsed] = (
-            (lambda p: p.verb.run(p.common)) if method is None else (lambda p: p.verb.run(p.common, p.method))
-        )
+        further = [field for field, *_ in fields if field in ("method", "which")]
+        runners[parsed] = lambda p: p.verb.run(p.common, *(getattr(p, field) for field in further))
         return Annotated[parsed, tyro.conf.subcommand(name, prefix_name=False, description=_summary(method or verb))]
 
     fits: Any = Union[tuple(leaf(name, Fit, method) for name, method in discover().items())]  # noqa: UP007
     verbs = {"demo": Demo, "predict": Predict, "evaluate": Evaluate, "report": Report, "methods": Methods}
+    verbs |= {"diagnose": Diagnose}
     leaves = {name: leaf(name, verb) for name, verb in verbs.items()}
+    builds = leaf("build", Reference, which=Literal[tuple(RECIPES)])
+    references: Any = Union[builds, leaf("list", References)]  # noqa: UP007
+    about = "Reference posteriors, which others are compared with: build one, or list them."
+    leaves["reference"] = Annotated[references, tyro.conf.subcommand("reference", prefix_name=False, description=about)]
     leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=_summary(Fit))]
-    order = ("demo", "fit", "predict", "evaluate", "report", "methods")
+    order = ("demo", "fit", "predict", "evaluate", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
 
 

@@ -1,25 +1,23 @@
 """The main job: every method on scikit-learn's digits, clean, rotated and from outside, in one table and one page.
 
 A small network (64-32-10, SiLU) keeps it short; each method runs its `quick` instance. The point is not the best score
-but to see, side by side, what each posterior says when the input is one the network was never trained on.
+but to see, side by side, what each posterior says when the input is one the network was never trained on, and how far
+it is from the posterior that HMC found for the same network, prior and rows, which comes with the package.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from caveat import data, models, report
+from caveat import data, report
 from caveat.engine.training import Training
-from caveat.evaluate import evaluate
+from caveat.evaluate import ReferenceSet, evaluate
 from caveat.fitting import fit
-from caveat.likelihoods import Categorical
 from caveat.methods import discover
 from caveat.posterior import Posterior
-from caveat.priors import GaussianPrior
-from caveat.randomness import seeded
+from caveat.reference import PACKAGED, RECIPES, load_reference
 from caveat.storage import new_folder
 from caveat.task import Task
 
@@ -30,10 +28,8 @@ OUTSIDE = ("photographs", "permuted")
 
 
 def digits_task(digits: data.DataSet, seed: int) -> Task:
-    """The demo's network on the demo's data, a tenth of it held out for tuning."""
-    with seeded(seed):
-        module = models.mlp(64, 10, hidden=(32,), activation=nn.SiLU)
-    return Task(module, DataLoader(digits.train, 64), Categorical(), GaussianPrior(1.0), validation=0.1)
+    """The network, prior and rows that the reference is about; a tenth of the rows is held out for tuning."""
+    return RECIPES["digits"].task(digits, seed)
 
 
 def digits_data(digits: data.DataSet) -> tuple[dict[str, Any], dict[str, Dataset]]:
@@ -50,6 +46,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
     digits = data.load("digits")
     task = digits_task(digits, seed)
     inside, outside = digits_data(digits)
+    reference = load_reference(PACKAGED / "digits")  # the same for everyone, whatever was built on this machine
     with new_folder(folder, overwrite=(folder / "report.html").exists()) as place:
         for name, label, posterior in _posteriors(task, seed, device, progress):
             posterior.save(place / name / "posterior")
@@ -57,6 +54,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
                 posterior,
                 inside,
                 ood=outside,
+                reference=reference,
                 folder=place / name,
                 label=label,
                 class_names=digits.class_names,
@@ -65,7 +63,24 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
         runs = report.read(place)
         report.write_csv(runs, place / "results.csv")
         report.write(place, title="Caveat: every method on digits")
-        return report.format_text(report.table(runs))
+        return f"{report.format_text(report.table(runs))}\n\n{_about(reference)}"
+
+
+def _about(reference: ReferenceSet) -> str:
+    """What agreement and TV are measured from, and the least that they can be expected to be."""
+    floors = reference.facts["floor"]
+    rotated = [floor for name, floor in floors.items() if name != "clean"]
+    told = []
+    for group, chosen in (("clean", [floors["clean"]]), ("rotated", rotated)):
+        agreement, variation = (
+            sum(floor[name]["mean"] for floor in chosen) / len(chosen) for name in ("agreement", "total_variation")
+        )
+        told.append(f"{agreement:.3f} and {variation:.3f} on {group} digits")
+    size = f"{reference.chains} chains of {reference.draws} draws"
+    return (
+        f"Agreement and TV (total variation) are with HMC, a stored run of {size}.\n"
+        f"One of its chains against the others has {', '.join(told)}."
+    )
 
 
 def _posteriors(task: Task, seed: int, device: torch.device | str, progress: bool) -> Any:

@@ -112,6 +112,13 @@ class Network:
                     setattr(self.module.get_submodule(_layer(name)), name.rpartition(".")[2], own[name].copy_(buffer))
         return _one_tensor(outputs)
 
+    def evaluation_pass(self, x: Inputs) -> Tensor:
+        """Outputs in evaluation mode at the module's own tensors, with their gradients."""
+        if self.module.training:
+            self.module.eval()
+        args, kwargs = _arguments(x)
+        return _one_tensor(self.module(*args, **kwargs))
+
     def fresh(self, rng: torch.Generator) -> Params:
         """New initial values of the selected parameters and of their layers' buffers, drawn as the layers draw them."""
         module = _copied(self.module)

@@ -238,6 +238,11 @@ class EmpCovPrior:
         stds = (self.alpha * values.clamp_min(0) + self.epsilon).sqrt()  # below 0 by rounding only
         return (vectors * stds) @ vectors.T, (vectors / stds) @ vectors.T, stds.log().sum()
 
+    @property
+    def root(self) -> Tensor:
+        """The symmetric square root of alpha Sigma + epsilon I, float64."""
+        return self._factors[0]
+
     def _change(self, params: Params, factor: Tensor, other: float) -> Params:
         """Every filter of the layer times a factor, every other weight times a number."""
         if self.layer not in params:

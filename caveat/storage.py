@@ -18,7 +18,6 @@ from typing import Any
 import numpy
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from caveat.files import umask, whole_file
@@ -43,6 +42,18 @@ __all__ = [
 FORMAT = 1
 State = dict[str, dict[str, Tensor]]  # group -> name -> tensor
 
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # as the safetensors format names them
 _MAPPED_ABOVE = 64 * 2**20  # larger tensors stay on disk until they are used
 _SAMPLED_ABOVE = 256 * 2**20  # larger files are checked by 256 blocks of 1 MiB spread over them
 
@@ -116,16 +127,20 @@ def write_state(path: Path, state: State) -> str:
     if any("/" in group for group in state):
         raise ValueError(f"a group's name cannot hold a slash, which ends it in the file: {list(state)}")
     flat = {f"{group}/{name}": tensor for group, tensors in state.items() for name, tensor in tensors.items()}
-    owned: set[int] = set()
-    ready: dict[str, Tensor] = {}
+    names = {group: list(tensors) for group, tensors in state.items()}
+    header: dict[str, Any] = {"__metadata__": {"groups": json.dumps(names)}}
+    end = 0
     for name, tensor in flat.items():
-        tensor = tensor.detach().cpu().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        ready[name] = tensor.clone() if storage in owned else tensor  # safetensors refuses tensors that share memory
-        owned.add(storage)
+        kind, begin, end = _KINDS[tensor.dtype], end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    described = json.dumps(header).encode()
+    described += b" " * (-len(described) % 8)
     with whole_file(path) as temporary:
-        names = {group: list(tensors) for group, tensors in state.items()}
-        save_file(ready, temporary, metadata={"groups": json.dumps(names)})  # one entry: their order changes by itself
+        # By hand, one tensor after the other: the library's own writer holds a copy of all of them in memory.
+        with temporary.open("wb") as file:
+            file.write(len(described).to_bytes(8, "little") + described)
+            for tensor in flat.values():
+                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         digest = _digest(temporary)
     return digest
 

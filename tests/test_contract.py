@@ -65,6 +65,8 @@ def short(method: type) -> caveat.Method:
     quick = method.quick
     if any(field.name == "training" for field in dataclasses.fields(quick)):
         return dataclasses.replace(quick, training=dataclasses.replace(quick.training, epochs=3))
+    if any(field.name == "trajectory" for field in dataclasses.fields(quick)):
+        return dataclasses.replace(quick, length=10, warmup=20, trajectory=0.1)
     return quick
 
 

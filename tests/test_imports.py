@@ -19,7 +19,7 @@ LAYERS = [
     {"posterior", "fitting"},
     {"evaluate"},
     {"report"},
-    {"recipe", "demo", "cli", "__init__"},
+    {"recipe", "reference", "demo", "cli", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 

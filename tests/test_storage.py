@@ -228,7 +228,7 @@ def test_a_write_that_fails_leaves_the_earlier_file_alone(tmp_path: Path, monkey
         patched.setattr(Path, "write_text", fail)
         with pytest.raises(OSError, match="no space left"):
             write_json(path, CONTENT)
-        patched.setattr(storage, "save_file", fail)
+        patched.setattr(storage, "_digest", fail)  # after the tensors were written
         with pytest.raises(OSError, match="no space left"):
             write_state(tensors, awkward_state())
         patched.setattr(numpy, "savez_compressed", fail)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from caveat.batches import Inputs, concatenate, tensors
+from caveat.batches import tensors
+from caveat.evaluate.blocks import blocks
+from caveat.evaluate.fidelity import fidelity_on
+from caveat.evaluate.reference_set import ReferenceSet
 from caveat.evaluate.scores import Columns, Scored, Scores, score, score_outside
 from caveat.methods import method_name
 from caveat.posterior import Posterior
@@ -30,6 +33,7 @@ def evaluate(
     data: Mapping[str, Data | Mapping[float, Data]],
     *,
     ood: Mapping[str, Data] | None = None,
+    reference: Posterior | ReferenceSet | None = None,
     folder: str | Path | None = None,
     label: str | None = None,
     class_names: tuple[str, ...] = (),
@@ -45,6 +49,7 @@ def evaluate(
         data: data with targets by name; a mapping of severity to data makes a family of shifts, as in
             `{"clean": test, "rotated": {15: rotated_15, 30: rotated_30}}`. The first is what `ood` is told apart from.
         ood: data from outside, whose targets (if any) are not read.
+        reference: also score fidelity to it, see `caveat.fidelity`; a stored set, on those data whose rows it has.
         folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
         label: what to call the run; the method's class name unless given.
         class_names: of the classes, for the report.
@@ -54,6 +59,7 @@ def evaluate(
         progress: show progress of anything over a second on standard error.
     """
     parts = _parts(data, ood or {})
+    compared = [] if reference is None else _known_to(reference, parts)
     place = None if folder is None else Path(folder)
     kind = posterior.network.likelihood.kind
     inside: Columns = {}
@@ -69,6 +75,8 @@ def evaluate(
             columns = {name: torch.from_numpy(array) for name, array in arrays.items()}  # what is kept is scored
             inside = inside or columns
             metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
+            if reference is not None and part in compared:
+                metrics |= fidelity_on(posterior, reference, part.rows, draws, seed).scores
             found.append(Scored(part.name, part.family, part.severity, part.role, len(arrays["rows"]), metrics, file))
     content = _content(posterior, name, class_names, found)
     if place is not None:  # once everything has been scored, so that a failure leaves earlier results as they are
@@ -117,6 +125,17 @@ def _parts(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Part]:
     return parts
 
 
+def _known_to(reference: Posterior | ReferenceSet, parts: list[_Part]) -> list[_Part]:
+    """The data with targets that a reference can be asked about: of a stored set those whose rows it has."""
+    tests = [part for part in parts if part.role == "test"]
+    if not isinstance(reference, ReferenceSet):
+        return tests
+    found = [part for part in tests if reference.find(part.rows) is not None]
+    if not found:
+        reference.part_of(tests[0].rows)  # says what it has
+    return found
+
+
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "data"
 
@@ -125,25 +144,25 @@ def _predict(
     posterior: Posterior, part: _Part, draws: int | None, seed: int, keep_samples: bool, bar: tqdm
 ) -> dict[str, np.ndarray]:
     """What to write of a data set: columns and row numbers, thumbnails of images, samples on request."""
-    blocks: list[Columns] = []
+    pieces: list[Columns] = []
     samples: list[Tensor] = []
     images: list[Tensor] = []
     done = 0
-    for x, y in _blocks(part.rows):
+    for x, y in blocks(part.rows, _BLOCK_ROWS):
         prediction = posterior.predict(x, draws=draws, seed=seed)
         targets = None
         if part.role == "test":
             posterior.network.likelihood.check_targets(y)
             targets = y.to(posterior.network.device)
-        block = {name: _plain_type(column) for name, column in prediction.columns(targets).items()}
-        block["rows"] = part.rows.indices.cpu()[block["rows"] + done]
-        blocks.append(block)
+        piece = {name: _plain_type(column) for name, column in prediction.columns(targets).items()}
+        piece["rows"] = part.rows.indices.cpu()[piece["rows"] + done]
+        pieces.append(piece)
         if keep_samples:
             samples.append(_plain_type(prediction.samples))
         images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]
         done += len(y)
         bar.update(len(y))
-    columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+    columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     arrays: dict[str, np.ndarray] = {name: column.numpy() for name, column in columns.items()}
     if images and len(columns["rows"]) == len(part.rows):
         flagged = _flagged(columns)
@@ -156,22 +175,6 @@ def _predict(
 def _plain_type(column: Tensor) -> Tensor:
     """On the CPU, as float32 or int64."""
     return column.cpu().to(torch.float32 if column.is_floating_point() else torch.int64)
-
-
-def _blocks(rows: Rows) -> Iterator[tuple[Inputs, Tensor]]:
-    """The rows in blocks large enough that making a draw is cheap beside using it."""
-    held: list[tuple[Inputs, Tensor]] = []
-    for batch in rows.ordered():
-        fits = not held or _row_shapes(batch) == _row_shapes(held[0])  # batches padded to a length of their own do not
-        if not fits or sum(len(y) for _, y in held) >= _BLOCK_ROWS:
-            yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
-            held = []
-        held.append(batch)
-    yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
-
-
-def _row_shapes(batch: tuple[Inputs, Tensor]) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape[1:]) for tensor in tensors(batch)]
 
 
 def _flagged(columns: Columns) -> Tensor:

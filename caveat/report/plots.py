@@ -14,12 +14,13 @@ from caveat.report.compare import uncertainty
 from caveat.report.drawing import Plot, Style, figure, graph_objects, line, safe, styles
 from caveat.report.runs import Run, Scored
 from caveat.report.summary import Answer
-from caveat.report.tables import CURVES, METRICS, NOTHING, format_bytes, format_number, format_seconds
+from caveat.report.tables import CURVES, FIDELITY, METRICS, NOTHING, format_bytes, format_number, format_seconds
 
 
 def severity_curves(runs: Sequence[Run], family: str) -> list[Plot]:
     """Each metric against the severity of one shift family, clean data at 0, with bands of one standard error."""
-    plots = [_severity_curve(runs, family, metric) for metric in CURVES[runs[0].kind]]
+    kind = runs[0].kind
+    plots = [_severity_curve(runs, family, metric) for metric in (*CURVES[kind], FIDELITY[kind][-1])]
     return [plot for plot in plots if plot.figure.data]
 
 

@@ -45,6 +45,12 @@ METRICS = {
     "coverage_90": Metric(
         "90% coverage", "share of targets in the 90% interval; nearest to 0.9 is best", lambda value: abs(value - 0.9)
     ),
+    "agreement": Metric("Agreement", "share of rows named as by the reference; higher is better", _high),
+    "total_variation": Metric(
+        "TV", "total variation distance from the reference's probabilities, 0 to 1; lower is better", _low
+    ),
+    "w1": Metric("W1", "Wasserstein-1 distance from the reference in the target's units; lower is better", _low),
+    "w2": Metric("W2", "Wasserstein-2 distance from the reference in the target's units; lower is better", _low),
     "auroc_entropy": Metric("AUROC", "clean against this set by entropy; higher is better", _high),
     "auroc_variance": Metric("AUROC", "clean against this set by variance; higher is better", _high),
     "seconds": Metric("Fit time", "seconds; lower is better", _low),
@@ -55,6 +61,7 @@ CLEAN = {
     "regression": ("rmse", "nll", "crps", "coverage_90"),
 }
 CURVES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
+FIDELITY = {"classification": ("agreement", "total_variation"), "regression": ("w1", "w2")}  # where scored
 OUTSIDE = {"classification": "auroc_entropy", "regression": "auroc_variance"}
 
 
@@ -91,8 +98,8 @@ class Table:
 def table(runs: Sequence[Run]) -> Table:
     """Metrics on clean data, their mean over each shift family, OOD AUROC, and the cost of each run."""
     kind = runs[0].kind
-    columns = [Column("clean", metric) for metric in CLEAN[kind]]
-    columns += [Column(family, metric) for family in families(runs) for metric in CURVES[kind]]
+    columns = [Column("clean", metric) for metric in CLEAN[kind] + FIDELITY[kind]]
+    columns += [Column(family, metric) for family in families(runs) for metric in CURVES[kind] + FIDELITY[kind]]
     columns += [Column(name, OUTSIDE[kind]) for name in outside_names(runs)]
     columns += [Column("cost", "seconds"), Column("cost", "stored_bytes")]
     rows = [[_cell(run, column) for column in columns] for run in runs]

@@ -3,6 +3,7 @@ import csv
 import pytest
 
 from caveat.report import format_text, read, table, write_csv
+from caveat.report.plots import severity_curves
 from caveat.report.tables import format_bytes, format_error, format_number, format_seconds
 
 
@@ -28,6 +29,20 @@ def test_one_row_a_run_with_means_over_the_family(classification):
 def test_columns_nobody_filled_are_left_out(binary, change_metrics):
     change_metrics(binary / "laplace", lambda content: content["info"].pop("stored_bytes"))
     assert [column.key for column in table(read(binary)).columns] == ["accuracy", "nll", "brier", "ece", "seconds"]
+
+
+def test_fidelity_to_a_reference_has_columns_where_it_was_scored(classification, change_metrics):
+    def score(content):
+        for number, entry in enumerate(content["data"][:4]):  # clean and three rotations
+            entry["metrics"]["agreement"] = {"mean": 0.9 - 0.1 * number, "stderr": 0.01}
+            entry["metrics"]["total_variation"] = {"mean": 0.1 * number, "stderr": 0.02}
+
+    change_metrics(classification / "swag", score)
+    runs = read(classification)
+    assert cell(runs, "SWAG", "agreement").mean == 0.9
+    assert cell(runs, "SWAG", "rotated.total_variation").mean == pytest.approx(0.2)
+    assert cell(runs, "MAP", "total_variation").mean is None
+    assert [plot.title for plot in severity_curves(runs, "rotated")] == ["Accuracy", "NLL", "ECE", "TV"]
 
 
 def test_a_null_mean_leaves_the_family_unknown(classification, change_metrics):

@@ -1,0 +1,182 @@
+"""Chains: what Markov chain methods share. Who moves which chain where, random streams, and the store of draws.
+
+Every random number of a chain comes from a stream of its own, named by seed, chain and iteration: a chain is the same
+alone, beside others, on another rank, and after a kill. Draws go into arrays [chains, draws, ...] that are mapped to
+files where the run has a folder, so that memory does not grow with their number.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from caveat.engine.coordinates import Coordinates
+from caveat.engine.cost import refuse_if_too_large
+from caveat.engine.distributed import Ranks
+from caveat.engine.draws import pick
+from caveat.engine.run import Run
+from caveat.engine.target import Lane, Pieces, vmap_takes
+from caveat.network import Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["BATCHNORM_IS_KEPT", "Chains", "DrawStore", "random_stream", "stored_draws"]
+
+Result = TypeVar("Result")
+BATCHNORM_IS_KEPT = (
+    "BatchNorm layers keep the statistics that the module came with, for every draw: a network with filter response "
+    "normalisation (caveat.models.resnet20_frn) has none to keep"
+)
+
+
+def random_stream(seed: int, *of: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator named by what it is for."""
+    name = "/".join(map(str, (seed, *of)))
+    return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
+
+
+def stored_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+    """The `draws` of a method whose state holds chains: each draw as often as the others, in order."""
+    chains, draws = next(iter(state["params"].values())).shape[:2]
+    for i in pick(chains * draws, n, rng):
+        yield {name: stack[i // draws, i % draws] for name, stack in state["params"].items()}
+
+
+class Chains:
+    """The chains of a run: which of them this process has, their lanes, and the threads that lanes run on.
+
+    Ranks share out the chains where every rank gets as many as the others, otherwise the rows: each rank then moves all
+    chains with the sums over its own rows, added up over the ranks. Rows may come in several `parts`. Chains that are
+    not `batched` see rows of their own, so a lane has one of them.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run: Run,
+        count: int,
+        coordinates: Coordinates,
+        *,
+        temperature: float = 1.0,
+        parts: int = 1,
+        batched: bool = True,
+    ) -> None:
+        self.count, self.run, self.parts, self.network = count, run, parts, task.network.to(run.device)
+        shared = count % run.ranks.size == 0
+        self.ranks = Ranks() if shared else run.ranks  # that share the rows
+        self.mine = run.ranks.mine(range(count)) if shared else [*range(count)]
+        self.pieces = Pieces(task.train.part(self.ranks.part(torch.arange(task.n))), self.network, parts)
+        at_once = len(self.mine) if batched and self._can_batch() else 1
+        groups = [slice(i, i + at_once) for i in range(0, len(self.mine), at_once)]
+        # Which of this process's chains a lane has, and the lane.
+        self.lanes = [(g, Lane(self.network, coordinates, at_once, task.hyper, temperature)) for g in groups]
+        self._threads = torch.get_num_threads()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _can_batch(self) -> bool:
+        if self.network.device.type == "cpu" or len(self.mine) == 1:
+            return False  # a thread a chain is as fast, and a chain's rounding does not depend on the others
+        x, _ = next(iter(self.pieces.part()))
+        return vmap_takes(self.network, x)
+
+    def __enter__(self) -> "Chains":
+        workers = min(len(self.lanes), self._threads)
+        if workers > 1 and self.network.device.type == "cpu" and self.ranks.size == 1:
+            share = (max(1, self._threads // workers),)
+            self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=share)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            torch.set_num_threads(self._threads)
+
+    def each(self, work: Callable[[Lane, slice], Result]) -> list[Result]:
+        """`work(lane, which chains)` for every lane, side by side where there are threads."""
+        if self._pool is None:
+            return [work(lane, own) for own, lane in self.lanes]
+        return list(self._pool.map(lambda pair: work(pair[1], pair[0]), self.lanes))
+
+    def gradient(self, lane: Lane, position: Tensor, part: int = 0) -> tuple[Tensor, Tensor]:
+        """Log likelihood of one part of the rows and the gradient that it and its share of the prior give."""
+        share = 1 / (self.parts * self.ranks.size)
+        found = lane.gradient(position, self.pieces.part(part), prior=share)
+        self.ranks.add(found)
+        return found
+
+    def density(self, lane: Lane, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Log likelihood of all rows, [chains], and log prior, both in float64."""
+        with torch.no_grad():
+            likelihood = lane.gradient(position, self.pieces.everything(), prior=0)[0]
+            self.ranks.add([likelihood])
+            return likelihood, lane.log_prior(position)
+
+    def everyones(self, own: Tensor) -> Tensor:
+        """Rows of all chains, [chains, ...], from those of this process."""
+        if len(self.mine) == self.count:
+            return own
+        everyone = own.new_zeros(self.count, *own.shape[1:])
+        everyone[self.mine] = own
+        self.run.ranks.add([everyone])
+        return everyone
+
+    def agreed(self, due: bool) -> bool:
+        """What the first rank says."""
+        if self.run.ranks.size == 1:
+            return due
+        said = torch.tensor([float(due and self.run.ranks.first)], device=self.network.device)
+        self.run.ranks.add([said])
+        return bool(said)
+
+    def count_cost(self, gradients: float) -> None:
+        """Add gradients over all rows, of all chains together, to the run's costs."""
+        self.run.gradient_evaluations += gradients
+        self.run.flops += 3 * self.pieces.flops * self.ranks.size * gradients  # a backward pass is two forward ones
+
+
+class DrawStore:
+    """Arrays [chains, draws, ...] of weights and of statistics, in files where the run has a folder."""
+
+    def __init__(
+        self,
+        run: Run,
+        dtype: torch.dtype,
+        coordinates: Coordinates,
+        size: tuple[int, int],
+        stats: dict[str, torch.dtype],
+    ) -> None:
+        self.run, self.coordinates = run, coordinates
+        if run.folder is None:
+            needed = size[0] * size[1] * coordinates.size * dtype.itemsize
+            what = f"keeping {size[0]} x {size[1]} draws of {coordinates.size:,} numbers in memory"
+            refuse_if_too_large(what, needed, torch.device("cpu"), "give the fit a folder=, which keeps them on disk")
+        shapes = {name: shape for name, (_, shape) in coordinates.places.items()}
+        self.state: State = {
+            "params": {n: self._array(f"params-{i}", (*size, *shapes[n]), dtype) for i, n in enumerate(shapes)},
+            "stats": {name: self._array(f"stats-{name}", size, kind) for name, kind in stats.items()},
+        }
+
+    def _array(self, file: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.run.folder is None:
+            return torch.zeros(shape, dtype=dtype)
+        path, kind = self.run.folder / f"{file}.npy", torch.zeros((), dtype=dtype).numpy().dtype
+        if self.run.ranks.first and not path.exists():
+            unfinished = path.with_suffix(".new")
+            open_memmap(unfinished, "w+", kind, shape).flush()
+            unfinished.rename(path)
+        self.run.ranks.wait()
+        return torch.from_numpy(open_memmap(path, "r+"))
+
+    def write(self, draw: int, weights: Tensor, stats: Params) -> None:
+        """One draw of every chain: flat weights [chains, P] and statistics [chains]."""
+        if self.run.folder is not None and not self.run.ranks.first:
+            return  # the first rank writes the files
+        for name, value in self.coordinates.split(weights.cpu()).items():
+            self.state["params"][name][:, draw] = value
+        for name, value in stats.items():
+            self.state["stats"][name][:, draw] = value.cpu()

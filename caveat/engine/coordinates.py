@@ -1,0 +1,148 @@
+"""Whitened coordinates: flat vectors z in which the prior has unit scale, and the weights that they stand for.
+
+    w = scale * z,  scale = 1 / sqrt(precision) (Gaussian), the prior's own scale (Laplace, Student-t, logistic),
+    w = z (alpha Sigma + epsilon I)^(1/2) for the filters of an EmpCov prior
+
+A step size then means the same for every prior, and a trajectory of length pi/2 crosses it. Noise that is to be
+inferred rides along at the end: its logarithm is N(log(spread of the targets) - 1, 1), a factor of 2.7 either way.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.priors import (
+    EmpCovPrior,
+    GaussianMixturePrior,
+    GaussianPrior,
+    LaplacePrior,
+    LogisticPrior,
+    Prior,
+    StudentTPrior,
+)
+
+__all__ = ["Coordinates", "learned_noise"]
+
+
+def learned_noise(network: Network, hyper: Hyper) -> Tensor | None:
+    """The logarithm of the noise where it is to be learned, at its starting value."""
+    return hyper.get("log_noise") if getattr(network.likelihood, "noise", None) is None else None
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where every weight lies in a flat vector, and how that vector is scaled. Vectors are [..., P]."""
+
+    places: dict[str, tuple[slice, torch.Size]]  # of each weight; "hyper/log_noise" last, where it is inferred
+    scale: Tensor  # [P]
+    offset: Tensor  # [P]; zero but for the noise
+    normal: slice  # the coordinates whose prior is independent normal: all of them, or the noise alone
+    filters: tuple[slice, Tensor] | None  # correlated filters, and the symmetric root of their covariance
+    stiffness: Tensor | None = None  # precision of that prior along positions, [P]; 1 without
+    width: Tensor | None = None  # of the posterior along each z, [P], for a mass matrix: positions are z / width
+
+    @staticmethod
+    def of(network: Network, hyper: Hyper, whitened: bool = True) -> "Coordinates":
+        """Of a network's selected weights; not `whitened`, they are the weights themselves."""
+        like = network.params()
+        kinds = {str(w.dtype) for w in like.values()}
+        if len(kinds) > 1:
+            raise ValueError(f"the weights are of several types, {sorted(kinds)}: convert the module to one")
+        places: dict[str, tuple[slice, torch.Size]] = {}
+        scales, before, filters = [], 0, None
+        for name, weight in like.items():
+            place = slice(before, before + weight.numel())
+            places[name], before = (place, weight.shape), place.stop
+            scale = _scale(network.prior, name, weight) if whitened else weight.new_ones(())
+            scales.append(scale.expand(weight.shape).flatten())
+            if whitened and isinstance(network.prior, EmpCovPrior) and name == network.prior.layer:
+                filters = (place, network.prior.root.to(weight))
+        weights, device = before, network.device
+        noise = learned_noise(network, hyper)
+        offset = torch.zeros(weights, dtype=network.dtype, device=device)
+        if noise is not None:
+            places["hyper/log_noise"] = (slice(before, before + noise.numel()), noise.shape)
+            scales.append(offset.new_ones(noise.numel()))
+            offset = torch.cat([offset, noise.to(offset).flatten() - 1])
+        independent = isinstance(network.prior, GaussianPrior)
+        gaussian = independent or (whitened and isinstance(network.prior, EmpCovPrior))
+        normal = slice(0 if gaussian else weights, len(offset))
+        stiffness = None
+        if independent and not whitened:
+            precisions = [_scale(network.prior, n, w).pow(-2).expand(w.shape).flatten() for n, w in like.items()]
+            stiffness = torch.cat([*precisions, offset.new_ones(len(offset) - weights)])
+        return Coordinates(places, torch.cat(scales).to(offset), offset, normal, filters, stiffness)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.scale)
+
+    def whitened(self, position: Tensor) -> Tensor:
+        """Z at a position: the same, without a mass matrix."""
+        return position if self.width is None else position * self.width
+
+    def weights(self, position: Tensor) -> Tensor:
+        """Flat weights at a position."""
+        z = self.whitened(position)
+        flat = torch.addcmul(self.offset, z, self.scale)
+        if self.filters is not None:
+            place, root = self.filters
+            flat[..., place] = self._filtered(z, place, root)
+        return flat
+
+    def pulled_back(self, gradient: Tensor) -> Tensor:
+        """The gradient of the position from that of the flat weights."""
+        pulled = gradient * self.scale
+        if self.filters is not None:
+            place, root = self.filters  # the root is symmetric
+            pulled[..., place] = self._filtered(gradient, place, root)
+        return pulled if self.width is None else pulled * self.width
+
+    def prior_gradient(self, position: Tensor) -> Tensor:
+        """Minus the gradient of the log prior where that is normal."""
+        own = position[..., self.normal]
+        return own if self.stiffness is None else own * self.stiffness[self.normal]
+
+    def with_width(self, width: Tensor) -> "Coordinates":
+        """Positions in units of these widths along z."""
+        return replace(self, width=width, stiffness=width**2)
+
+    def at(self, params: Params) -> Tensor:
+        """The position [P] of weights; noise that they do not give is at its prior's centre."""
+        flat = self.offset.clone()
+        for name, (place, _) in self.places.items():
+            if name in params:
+                flat[place] = params[name].to(flat).flatten()
+        z = (flat - self.offset) / self.scale
+        if self.filters is not None:
+            place, root = self.filters
+            z[place] = (
+                torch.linalg.solve(root.double(), flat[place].double().reshape(-1, len(root)).T).T.flatten().to(z)
+            )
+        return z if self.width is None else z / self.width
+
+    def split(self, flat: Tensor) -> Params:
+        """Flat weights [..., P] as views by name, [..., *shape]."""
+        return {name: flat[..., place].view((*flat.shape[:-1], *shape)) for name, (place, shape) in self.places.items()}
+
+    @staticmethod
+    def _filtered(z: Tensor, place: slice, root: Tensor) -> Tensor:
+        return (z[..., place].unflatten(-1, (-1, len(root))) @ root).flatten(-2)
+
+
+def _scale(prior: Prior, name: str, weight: Tensor) -> Tensor:
+    """The width of a weight's prior; 1 for a prior of the user's own."""
+    match prior:
+        case GaussianPrior():
+            return prior.of(name, weight).rsqrt()
+        case EmpCovPrior():
+            return weight.new_tensor(prior.precision).rsqrt()
+        case LaplacePrior() | StudentTPrior() | LogisticPrior():
+            return weight.new_tensor(prior.scale)
+        case GaussianMixturePrior():
+            return weight.new_tensor(min(prior.stds))
+    return weight.new_ones(())

@@ -1,0 +1,191 @@
+"""The log posterior density of a network's weights over all training rows, and its gradient: what chains move by.
+
+    log p(theta | D) / T = (sum_i log p(y_i | f(x_i, theta)) + log p(theta)) / T + constant
+
+Rows go through in pieces that a processor's cache holds, so memory does not grow with their number. A lane does some
+chains at once: on a CPU one, with a copy of the module whose parameters are views of one flat vector, so that a step
+costs a forward and a backward pass and a few vector operations; on a GPU all of them, through torch.vmap. Sums are
+float64 whatever the network's type: the differences that an accept step needs are small against them.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, tensors
+from caveat.engine.coordinates import Coordinates
+from caveat.engine.cost import forward_flops, free_bytes
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.rows import Batch, Rows
+
+__all__ = ["Lane", "Pieces"]
+
+_ACTIVATION_BYTES = {"cpu": 2**23, "cuda": 2**30}  # that one piece of the rows may leave on its way
+
+
+class Pieces:
+    """Rows in pieces, as `parts` groups of like size; kept on the device where they take a quarter of its free memory.
+
+    One part has the rows in order; several have them shuffled, so that each is like the whole.
+    """
+
+    def __init__(self, rows: Rows, network: Network, parts: int = 1) -> None:
+        self.device, order = network.device, torch.arange(len(rows))
+        if parts > 1:
+            order = order[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+        self._rows = rows
+        few = min(len(rows), 2)
+        x, _ = next(rows.batches([order[:few]], self.device))
+        left, self.flops = _activation_bytes(network, x) // few, forward_flops(network, network.params(), x) / few
+        size = max(1, min(len(rows), _ACTIVATION_BYTES[self.device.type] // max(left, 1)))
+        self._order = [part.split(size) for part in order.tensor_split(parts)]
+        needed = len(rows) * sum(t.nbytes for t in tensors(x)) // few
+        self._kept: list[list[Batch]] | None = None
+        if needed <= (free_bytes(self.device) or 2**32) // 4:
+            self._kept = [list(rows.batches(part, self.device)) for part in self._order]
+        self.flops *= len(rows)  # of a forward pass over all of them
+
+    def part(self, index: int = 0) -> Iterable[Batch]:
+        """The batches of one part."""
+        return self._rows.batches(self._order[index], self.device) if self._kept is None else self._kept[index]
+
+    def everything(self) -> Iterator[Batch]:
+        """The batches of all parts."""
+        for index in range(len(self._order)):
+            yield from self.part(index)
+
+
+class Lane:
+    """The density of `chains` chains on one device; positions are [chains, P] in the coordinates given.
+
+    `temperature` divides the log density, likelihood and prior alike. `hyper` is what the likelihood takes beside the
+    outputs, with the noise where it is not inferred.
+    """
+
+    def __init__(
+        self, network: Network, coordinates: Coordinates, chains: int, hyper: Hyper, temperature: float = 1.0
+    ) -> None:
+        self.network, self.coordinates, self.chains, self.temperature = network, coordinates, chains, temperature
+        self.hyper = {name: value.to(network.device) for name, value in hyper.items()}
+        self._weights = torch.zeros(chains, coordinates.size, dtype=network.dtype, device=network.device)
+        self._gradient = torch.zeros_like(self._weights)
+        self._own = network.with_fixed({}) if chains == 1 else network
+        self._leaves = self._tied() if chains == 1 else self._stacked()
+
+    def _tied(self) -> Params:
+        """The parameters of a copy of the module, they and their gradients views of the flat vectors."""
+        own: dict[str, Tensor] = dict(self._own.module.named_parameters())
+        values, gradients = (self.coordinates.split(flat[0]) for flat in (self._weights, self._gradient))
+        leaves: Params = {}
+        for name, value in values.items():
+            if name in own:
+                own[name].data = value
+            leaves[name] = own.get(name, value.detach()).requires_grad_()
+            leaves[name].grad = gradients[name]
+        return leaves
+
+    def _stacked(self) -> Params:
+        values, gradients = (self.coordinates.split(flat) for flat in (self._weights, self._gradient))
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        for name, leaf in leaves.items():
+            leaf.grad = gradients[name]
+        return leaves
+
+    def gradient(
+        self, position: Tensor, rows: Iterable[Batch], *, times: float = 1.0, prior: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Log likelihood of these rows, [chains] in float64, and the gradient [chains, P] of the tempered log density.
+
+        In the gradient the likelihood counts so many `times` and the `prior` so often.
+        """
+        self._weights.copy_(self.coordinates.weights(position))
+        self._gradient.zero_()
+        total = torch.zeros(self.chains, dtype=torch.float64, device=position.device)
+        with torch.enable_grad():
+            for x, y in rows:
+                values = self._log_likelihood(x, y)
+                self._add_gradient(values.sum() if times == 1 else times * values.sum())
+                total += values.detach()
+            normal = self.coordinates.normal
+            if prior and normal.start:
+                self._add_gradient(prior * self._log_prior(self._leaves).sum())
+        gradient = self.coordinates.pulled_back(self._gradient)
+        if prior:
+            gradient[:, normal].sub_(self.coordinates.prior_gradient(position), alpha=prior)
+        return total, gradient if self.temperature == 1 else gradient.div_(self.temperature)
+
+    def _add_gradient(self, value: Tensor) -> None:
+        """To the flat gradient; backward() would warn of several chains' leaves, which do not lie densely."""
+        if self.chains == 1:
+            value.backward()
+            return
+        found = torch.autograd.grad(value, [*self._leaves.values()], allow_unused=True)
+        for leaf, gradient in zip(self._leaves.values(), found, strict=True):
+            if leaf.grad is not None and gradient is not None:
+                leaf.grad += gradient
+
+    def _log_likelihood(self, x: Inputs, y: Tensor) -> Tensor:
+        """Of a piece of the rows, [chains]."""
+
+        def of(outputs: Tensor, params: Params) -> Tensor:
+            noise = {"log_noise": params["hyper/log_noise"]} if "hyper/log_noise" in params else {}
+            return self.network.likelihood.log_prob(outputs, y, self.hyper | noise).double().sum()
+
+        if self.chains == 1:
+            return of(self._own.evaluation_pass(x), self._leaves).unsqueeze(0)
+        found: Tensor = torch.vmap(lambda params: of(self.network(params, x), params))(self._leaves)
+        return found
+
+    def _log_prior(self, params: Params) -> Tensor:
+        """Of the weights, without the noise."""
+        weights = {name: params[name] for name in self.network.names}
+        if self.chains == 1:
+            return self.network.prior.log_prob(weights)
+        found: Tensor = torch.vmap(self.network.prior.log_prob)(weights)
+        return found
+
+    def log_prior(self, position: Tensor) -> Tensor:
+        """Log prior density of weights and noise, [chains], normalised, in float64."""
+        densities = []
+        for own, flat in zip(
+            self.coordinates.whitened(position), self.coordinates.weights(position).double(), strict=True
+        ):
+            weights = self.coordinates.split(flat)
+            density = self.network.prior.log_prob({name: weights[name] for name in self.network.names})
+            if "hyper/log_noise" in weights:
+                noise = own[self.coordinates.places["hyper/log_noise"][0]].double()
+                density = density - 0.5 * (noise.square() + math.log(2 * math.pi)).sum()
+            densities.append(density)
+        return torch.stack(densities)
+
+
+def vmap_takes(network: Network, x: Inputs) -> bool:
+    """Whether several sets of weights can go through the network at once."""
+    stacked = {name: torch.stack([w, w]) for name, w in network.params().items()}
+    try:
+        with torch.no_grad():
+            torch.vmap(lambda params: network(params, x))(stacked)
+    except RuntimeError:  # an operation without a batched form, or a module that looks at values
+        return False
+    return True
+
+
+def _activation_bytes(network: Network, x: Inputs) -> int:
+    """What the modules put out on the way, in bytes."""
+    counted = [0]
+
+    def count(module: Any, inputs: Any, outputs: Any) -> None:
+        counted[0] += sum(tensor.nbytes for tensor in tensors(outputs))
+
+    handles = [child.register_forward_hook(count) for child in network.module.modules() if not [*child.children()]]
+    try:
+        with torch.no_grad():
+            network(network.params(), x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return counted[0] + sum(tensor.nbytes for tensor in tensors(x))

@@ -1,0 +1,125 @@
+"""The posterior on a plane through three draws: are there walls between the chains?
+
+With w1, w2, w3 three draws of all weights, and u, v orthonormal vectors that span w2 - w1 and w3 - w1,
+
+    height(a, b) = scale * sum_i log p(y_i | f(x_i, w)) + log p(w),   w = w1 + a u + b v
+
+(Izmailov et al. 2021). Draws of one chain share a basin; draws of different chains often lie in basins of their own,
+with low ground between them, and still predict alike. A learned noise moves along with the weights; its prior is left
+out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from caveat.evaluate.chains import OWN, chains_of, some_rows
+from caveat.network import Params
+from caveat.posterior import Posterior
+from caveat.rows import Data, Rows
+
+__all__ = ["Surface", "posterior_surface"]
+
+_MARGIN = 0.35  # of the distance between the outermost draws, on every side
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Log posterior density on a plane, float64."""
+
+    along: Tensor  # [n] distances from the first draw in the direction of the second
+    across: Tensor  # [n] distances at a right angle to that, in the plane
+    log_density: Tensor  # [n across, n along]
+    places: Tensor  # [3, 2] where the draws are: along, across
+    draws: tuple[tuple[int, int], ...]  # (chain, draw) of each
+
+
+def posterior_surface(
+    posterior: Posterior,
+    data: Data,
+    *,
+    draws: Sequence[tuple[int, int]] | None = None,
+    points: int = 25,
+    rows: int | None = None,
+    scale: float = 1.0,
+) -> Surface:
+    """The log posterior density on the plane through three draws.
+
+    Args:
+        posterior: of a method that runs chains.
+        data: rows with targets: the training rows.
+        draws: three pairs (chain, draw); by default the last draws of the first three chains, or draws spread over one.
+        points: of the grid, on each side; every one of points^2 takes a pass over the rows.
+        rows: at most this many of the data, spread evenly, whose log likelihood stands for that of all.
+        scale: what the log likelihood is multiplied by beside that: 1 is the posterior, 0 the prior.
+    """
+    chosen = _chosen(posterior, draws)
+    if points < 2:
+        raise ValueError(f"posterior_surface(points={points}): a grid needs at least 2 points on each side")
+    stacks = posterior.state["params"]
+    corners = [torch.cat([stack[c, d].flatten().double() for stack in stacks.values()]) for c, d in chosen]
+    basis, places = _plane(corners, chosen)
+    low, high = places.amin(0), places.amax(0)
+    reach = _MARGIN * (high - low).amax()
+    along, across = (
+        torch.linspace(float(a - reach), float(b + reach), points, dtype=torch.float64)
+        for a, b in zip(low, high, strict=True)
+    )
+    total, some = Rows(data), some_rows(data, rows).on(posterior.network.device)
+    weight = scale * len(total) / len(some)
+    heights = [
+        _log_density(posterior, some, _split(corners[0] + torch.stack([a, b]).to(basis) @ basis, stacks), weight)
+        for b in across
+        for a in along
+    ]
+    return Surface(along, across, torch.stack(heights).reshape(points, points), places.cpu(), chosen)
+
+
+def _chosen(posterior: Posterior, draws: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...]:
+    """Three draws that there are."""
+    chains, length = chains_of(posterior)
+    if draws is None:
+        if chains >= 3:
+            return tuple((chain, length - 1) for chain in range(3))
+        spread = torch.linspace(0, chains * length - 1, 3, dtype=torch.float64).long()
+        return tuple((int(s) // length, int(s) % length) for s in spread)
+    found = tuple((int(chain), int(draw)) for chain, draw in draws)
+    if len(found) != 3 or any(not (0 <= c < chains and 0 <= d < length) for c, d in found):
+        raise ValueError(
+            f"draws={list(draws)}: must be three pairs (chain, draw) of {chains} chains of {length} draws, from (0, 0)"
+        )
+    return found
+
+
+def _plane(corners: list[Tensor], chosen: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
+    """Two orthonormal rows that span the plane, [2, P], and where the three draws lie on it, [3, 2]."""
+    second, third = corners[1] - corners[0], corners[2] - corners[0]
+    u = second / second.norm()
+    rest = third - (third @ u) * u
+    if not bool(rest.norm() > 1e-9 * third.norm()):  # equal draws make NaN, which is not above anything
+        raise ValueError(
+            f"the draws {list(chosen)} lie on one line, and a plane needs three that do not (a sampler that rejects "
+            "repeats a draw): pass others as draws="
+        )
+    basis = torch.stack([u, rest / rest.norm()])
+    return basis, torch.stack([basis @ (corner - corners[0]) for corner in corners])
+
+
+def _split(flat: Tensor, stacks: Params) -> Params:
+    """A flat vector as weights."""
+    sizes = [stack[0, 0].numel() for stack in stacks.values()]
+    parts = zip(stacks.items(), flat.split(sizes), strict=True)
+    return {name: part.reshape(stack.shape[2:]).to(stack.dtype) for (name, stack), part in parts}
+
+
+def _log_density(posterior: Posterior, rows: Rows, params: Params, scale: float) -> Tensor:
+    network = posterior.network
+    hyper = posterior.state["hyper"] | {n.removeprefix(OWN): v for n, v in params.items() if n.startswith(OWN)}
+    total = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for x, y in rows.ordered(4 * rows.batch_size, network.device):
+            total += network.likelihood.log_prob(network(params, x), y, hyper).double().sum().cpu()
+        prior = network.prior.log_prob({name: params[name].double() for name in network.names})
+    return scale * total + prior.cpu()
