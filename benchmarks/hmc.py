@@ -3,6 +3,7 @@
     python benchmarks/hmc.py                                     # our side alone
     python benchmarks/hmc.py --peers mcmc/bin/python             # all four: about half an hour on two CPU cores
     python benchmarks/hmc.py --peers ... --case lenet --chains 4 --csv benchmarks/hmc.csv
+    python benchmarks/hmc.py --peers ... --processor-time        # on a machine that others use as well
 
 The peers live in an environment of their own:
 
@@ -15,7 +16,8 @@ chain; set-up and compilation are not counted. Effective samples are the median 
 of 100 test rows, after as many draws that are thrown away. Every measurement is a process of its own, and memory its
 peak. Peers run as fast as they can be made to: in whichever of their modes is fastest (chains batched, one after the
 other, over two XLA devices; traced or not; in processes), which is found first. Repeats alternate, the table has
-medians.
+medians. Threads of several programs on one core wait for each other, so on a machine in use only the seconds that a
+process itself computes on one thread compare: that is --processor-time.
 """
 
 import argparse
@@ -56,8 +58,8 @@ class Case:
 
 
 CASES = {
-    "digits": Case("MLP 64-32-10, 1,437 rows", 0.1, 0.015, 34, draws=200, burn_in=200),
-    "mlp": Case("MLP 784-100-100-10, 10,000 rows", 0.1, 1e-4, 10, draws=4),
+    "digits": Case("MLP 64-32-10, 1,438 rows", 0.1, 0.015, 34, draws=100, burn_in=100),
+    "mlp": Case("MLP 784-100-100-10, 10,000 rows", 0.1, 1e-4, 10, draws=3),
     "lenet": Case("LeNet, 2,000 colour images", 0.1, 1e-4, 5, draws=2),
 }
 MODES = {  # by sampler and whether there are several chains; the first is tried where nothing else is said
@@ -67,7 +69,7 @@ MODES = {  # by sampler and whether there are several chains; the first is tried
     ("blackjax", True): ("vmap", "map", "vmap on 2 devices", "map on 2 devices"),
     ("numpyro", False): ("map",),
     ("numpyro", True): ("vmap", "map", "vmap on 2 devices", "map on 2 devices"),
-    ("pyro", False): ("traced", "eager"),
+    ("pyro", False): ("traced", "eager", "traced on a thread", "eager on a thread"),
     ("pyro", True): ("traced", "eager", "traced in processes", "eager in processes"),
 }
 
@@ -83,6 +85,7 @@ class Job:
     draws: int
     burn_in: int
     threads: int
+    processor_time: bool
     folder: str  # of the rows and first weights
     only_density: bool = False
 
@@ -105,18 +108,20 @@ def main() -> None:
     parser.add_argument("--chains", type=int, action="append", help="1 and 4 unless given; may be repeated")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true", help="the process's own seconds, on one thread")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one measurement may take")
     parser.add_argument("--csv", help="also write the table to this file")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
         return work(Job(**json.loads(arguments.job)))
-    print(f"{arguments.threads} threads, load {os.getloadavg()[0]:.1f} at the start")
+    threads = 1 if arguments.processor_time else arguments.threads
+    print(f"{threads} threads, load {os.getloadavg()[0]:.1f} at the start")
     table: list[dict[str, Any]] = []
     for case in arguments.case or CASES:
         with tempfile.TemporaryDirectory() as folder:
             write_inputs(case, Path(folder))
-            run = Runner(case, folder, arguments.peers, arguments.threads, arguments.limit)
+            run = Runner(case, folder, arguments.peers, threads, arguments.processor_time, arguments.limit)
             run.compare_densities()
             for chains in arguments.chains or (1, 4):
                 table += run.compare_speed(chains, arguments.repeats)
@@ -168,6 +173,7 @@ class Runner:
     folder: str
     python: str | None  # with the peers
     threads: int
+    processor_time: bool
     limit: float
 
     def samplers(self) -> tuple[str, ...]:
@@ -177,7 +183,8 @@ class Runner:
     def job(self, sampler: str, chains: int, mode: str) -> Job:
         """A full measurement."""
         case = CASES[self.case]
-        return Job(self.case, sampler, mode, chains, case.draws, case.burn_in, self.threads, self.folder)
+        how = self.threads, self.processor_time, self.folder
+        return Job(self.case, sampler, mode, chains, case.draws, case.burn_in, *how)
 
     def compare_densities(self) -> None:
         """Print how far everyone's log density and gradient at the first weights are from float64's."""
@@ -212,7 +219,10 @@ class Runner:
 
     def fastest(self, sampler: str, chains: int) -> Job:
         """The job in the sampler's fastest mode, tried with a few draws."""
-        jobs = [self.job(sampler, chains, mode) for mode in MODES[sampler, chains > 1]]
+        modes = MODES[sampler, chains > 1]
+        if self.threads == 1:
+            modes = tuple(mode for mode in modes if not mode.endswith(("devices", "processes", "a thread")))
+        jobs = [self.job(sampler, chains, mode) for mode in modes]
         if len(jobs) == 1:
             return jobs[0]
         few = max(1, CASES[self.case].draws // 8)
@@ -224,8 +234,8 @@ class Runner:
         found, failure = self.start(job)
         result = Measured(failure=failure or "", **found)
         if job.burn_in and not failure:
-            seconds = job.chains * job.draws * CASES[job.case].leapfrogs / result.gradients_a_second
-            result.samples_a_second = effective_samples(job) / seconds
+            gradients = job.chains * job.draws * CASES[job.case].leapfrogs
+            result.samples_a_second = effective_samples(job) * result.gradients_a_second / gradients
         print(
             f"{job.case:<7} {job.chains} chains {job.sampler:<9} {job.mode:<20} "
             f"{result.gradients_a_second:9.2f} gradients/s  {result.samples_a_second:7.2f} samples/s  "
@@ -331,12 +341,18 @@ def work(job: Job) -> None:
     rate, draws = side.sample()
     if job.burn_in:
         np.savez(folder / f"draws-{job.sampler}.npz", **draws)
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text().split()
+    own = int(status[status.index("VmHWM:") + 1])  # getrusage would count the parent's, from before this program began
     workers = job.chains * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss if "processes" in job.mode else 0
     some = next(iter(draws.values())).reshape(job.chains, job.draws, -1)
     moved = float((some[:, 1:] != some[:, :-1]).any(-1).mean()) if job.draws > 1 else math.nan
     result = {"gradients_a_second": rate, "bytes": 1024.0 * (own + workers), "acceptance": moved}
     print(json.dumps(result))
+
+
+def seconds(job: Job) -> float:
+    """The clock."""
+    return time.process_time() if job.processor_time else time.perf_counter()
 
 
 Sampled = tuple[float, Arrays]  # gradients a second, and weights [chains, draws, ...]
@@ -374,6 +390,7 @@ class Caveat:
     def sample(self) -> Sampled:
         """Draw, and measure it."""
         warm, draws, chains = self.job.burn_in, self.job.draws, self.job.chains
+        self.timed(0, 1)  # torch's first calls
         (short, _), (long, posterior) = self.timed(0, 1), self.timed(warm, draws + 1)
         gradients = chains * (warm + draws) * self.case.leapfrogs
         found = {name: value[:, 1:].numpy() for name, value in posterior.state["params"].items()}
@@ -392,9 +409,9 @@ class Caveat:
             step_size=step,
             trajectory=step * (self.case.leapfrogs - 0.5),  # rounded up to whole steps
         )
-        begin = time.perf_counter()
+        begin = seconds(self.job)
         posterior = caveat.fit(self.task, method, progress=False)
-        return time.perf_counter() - begin, posterior
+        return seconds(self.job) - begin, posterior
 
 
 class BlackJAX:
@@ -458,12 +475,12 @@ class BlackJAX:
             draws = jax.block_until_ready(chains(keys, starts, self.x, self.y))
             axis = 1 if devices == 1 else 2
             starts = {name: np.asarray(values).take(-1, axis) for name, values in draws.items()}
-        begin = time.perf_counter()
+        begin = seconds(self.job)
         draws = jax.block_until_ready(chains(keys, starts, self.x, self.y))
-        seconds = time.perf_counter() - begin
+        taken = seconds(self.job) - begin
         shape = self.job.chains, self.job.draws
         found = {name: np.asarray(w).reshape(*shape, *self.starts[name].shape[1:]) for name, w in draws.items()}
-        return math.prod(shape) * self.case.leapfrogs / seconds, found
+        return math.prod(shape) * self.case.leapfrogs / taken, found
 
 
 class NumPyro(BlackJAX):
@@ -554,7 +571,7 @@ class Pyro:
         from pyro.infer import HMC, MCMC
 
         together = self.job.chains if "processes" in self.job.mode else 1
-        begin, found = time.perf_counter(), []
+        begin, found = seconds(self.job), []
         for chain in range(0, self.job.chains, together):
             start = {name: value[chain : chain + together].clone() for name, value in self.starts.items()}
             kernel = HMC(
@@ -575,7 +592,7 @@ class Pyro:
             )
             run.run()
             found.append(run.get_samples(group_by_chain=True))
-        return time.perf_counter() - begin, {name: torch.cat([f[name] for f in found]) for name in found[0]}
+        return seconds(self.job) - begin, {name: torch.cat([f[name] for f in found]) for name in found[0]}
 
 
 class Potential:
@@ -597,7 +614,7 @@ class Potential:
         """A function of the weights in the order of their names."""
         import torch
 
-        if "processes" in self.job.mode:
+        if self.job.mode.endswith(("processes", "a thread")):
             torch.set_num_threads(1)
         names, (rows, _) = sorted(params), read_inputs(Path(self.job.folder))
         x, y = torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"])

@@ -23,6 +23,7 @@ from caveat.priors import (
     Prior,
     StudentTPrior,
 )
+from caveat.reference import build_reference, load_reference, reference_task
 from caveat.storage import CorruptFile, State
 from caveat.task import Task
 
@@ -55,12 +56,15 @@ __all__ = [
     "StudentTPrior",
     "Task",
     "Training",
+    "build_reference",
     "diagnose",
     "evaluate",
     "fidelity",
     "fit",
     "load",
+    "load_reference",
     "posterior_surface",
+    "reference_task",
     "to_arviz",
     *sorted(method.__name__ for method in discover().values()),
 ]

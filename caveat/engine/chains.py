@@ -44,7 +44,7 @@ def stored_draws(method: Any, state: State, network: Network, n: int, rng: torch
     """The `draws` of a method whose state holds chains: each draw as often as the others, in order."""
     chains, draws = next(iter(state["params"].values())).shape[:2]
     for i in pick(chains * draws, n, rng):
-        yield {name: stack[i // draws, i % draws] for name, stack in state["params"].items()}
+        yield {name: stack[i // draws, i % draws].to(network.device) for name, stack in state["params"].items()}
 
 
 class Chains:
@@ -70,7 +70,7 @@ class Chains:
         shared = count % run.ranks.size == 0
         self.ranks = Ranks() if shared else run.ranks  # that share the rows
         self.mine = run.ranks.mine(range(count)) if shared else [*range(count)]
-        self.pieces = Pieces(task.train.part(self.ranks.part(torch.arange(task.n))), self.network, parts)
+        self.pieces = Pieces(task.train, self.network, parts, self.ranks)
         at_once = len(self.mine) if batched and self._can_batch() else 1
         groups = [slice(i, i + at_once) for i in range(0, len(self.mine), at_once)]
         # Which of this process's chains a lane has, and the lane.
@@ -111,10 +111,9 @@ class Chains:
 
     def density(self, lane: Lane, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log likelihood of all rows, [chains], and log prior, both in float64."""
-        with torch.no_grad():
-            likelihood = lane.gradient(position, self.pieces.everything(), prior=0)[0]
-            self.ranks.add([likelihood])
-            return likelihood, lane.log_prior(position)
+        likelihood = lane.log_likelihood(position, self.pieces.everything())
+        self.ranks.add([likelihood])
+        return likelihood, lane.log_prior(position)
 
     def everyones(self, own: Tensor) -> Tensor:
         """Rows of all chains, [chains, ...], from those of this process."""
@@ -136,7 +135,7 @@ class Chains:
     def count_cost(self, gradients: float) -> None:
         """Add gradients over all rows, of all chains together, to the run's costs."""
         self.run.gradient_evaluations += gradients
-        self.run.flops += 3 * self.pieces.flops * self.ranks.size * gradients  # a backward pass is two forward ones
+        self.run.flops += 3 * self.pieces.flops * gradients  # a backward pass is two forward ones
 
 
 class DrawStore:

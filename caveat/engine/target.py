@@ -18,6 +18,7 @@ from torch import Tensor
 from caveat.batches import Inputs, tensors
 from caveat.engine.coordinates import Coordinates
 from caveat.engine.cost import forward_flops, free_bytes
+from caveat.engine.distributed import Ranks
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.rows import Batch, Rows
@@ -30,20 +31,21 @@ _ACTIVATION_BYTES = {"cpu": 2**23, "cuda": 2**30}  # that one piece of the rows 
 class Pieces:
     """Rows in pieces, as `parts` groups of like size; kept on the device where they take a quarter of its free memory.
 
-    One part has the rows in order; several have them shuffled, so that each is like the whole.
+    One part has the rows in order; several have them shuffled, so that each is like the whole. Of every part this is
+    the share of one of the ranks.
     """
 
-    def __init__(self, rows: Rows, network: Network, parts: int = 1) -> None:
-        self.device, order = network.device, torch.arange(len(rows))
+    def __init__(self, rows: Rows, network: Network, parts: int = 1, ranks: Ranks | None = None) -> None:
+        ranks, order = ranks or Ranks(), torch.arange(len(rows))
         if parts > 1:
             order = order[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-        self._rows = rows
+        self._rows, self.device = rows, network.device
         few = min(len(rows), 2)
         x, _ = next(rows.batches([order[:few]], self.device))
         left, self.flops = _activation_bytes(network, x) // few, forward_flops(network, network.params(), x) / few
         size = max(1, min(len(rows), _ACTIVATION_BYTES[self.device.type] // max(left, 1)))
-        self._order = [part.split(size) for part in order.tensor_split(parts)]
-        needed = len(rows) * sum(t.nbytes for t in tensors(x)) // few
+        self._order = [own.split(size) if len(own := ranks.part(part)) else () for part in order.tensor_split(parts)]
+        needed = len(rows) // ranks.size * sum(t.nbytes for t in tensors(x)) // few
         self._kept: list[list[Batch]] | None = None
         if needed <= (free_bytes(self.device) or 2**32) // 4:
             self._kept = [list(rows.batches(part, self.device)) for part in self._order]
@@ -128,12 +130,21 @@ class Lane:
             if leaf.grad is not None and gradient is not None:
                 leaf.grad += gradient
 
+    def log_likelihood(self, position: Tensor, rows: Iterable[Batch]) -> Tensor:
+        """Log likelihood of these rows, [chains] in float64, without a gradient."""
+        with torch.no_grad():
+            self._weights.copy_(self.coordinates.weights(position))
+            total = torch.zeros(self.chains, dtype=torch.float64, device=position.device)
+            for x, y in rows:
+                total += self._log_likelihood(x, y)
+        return total
+
     def _log_likelihood(self, x: Inputs, y: Tensor) -> Tensor:
         """Of a piece of the rows, [chains]."""
 
         def of(outputs: Tensor, params: Params) -> Tensor:
             noise = {"log_noise": params["hyper/log_noise"]} if "hyper/log_noise" in params else {}
-            return self.network.likelihood.log_prob(outputs, y, self.hyper | noise).double().sum()
+            return self.network.likelihood.log_prob(outputs, y, self.hyper | noise).sum(dtype=torch.float64)
 
         if self.chains == 1:
             return of(self._own.evaluation_pass(x), self._leaves).unsqueeze(0)

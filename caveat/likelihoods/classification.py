@@ -90,7 +90,7 @@ class Categorical(NothingLearned):
         loss = F.nll_loss(
             _log_softmax(logits), targets.long(), weights, ignore_index=self.ignore_index, reduction="none"
         )
-        return -loss.unsqueeze(-1).flatten(1).sum(1)
+        return -loss if loss.ndim == 1 else -loss.flatten(1).sum(1)
 
     def baseline(self, targets: Tensor) -> float:
         """The entropy of the labels' own frequencies, each class counted by its weight."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from caveat.engine.batchnorm import has_batchnorm
 from caveat.engine.chains import BATCHNORM_IS_KEPT, Chains, DrawStore, random_stream, stored_draws
 from caveat.engine.coordinates import Coordinates
+from caveat.engine.diagnostics import convergence, e_bfmi
 from caveat.engine.draws import no_closed_form, no_moments, no_update, push_draws
 from caveat.engine.hamiltonian import DualAveraging, integrate
 from caveat.engine.run import Info, Run, StartsFrom
@@ -100,7 +101,7 @@ class _Sampler:
 
     def __init__(self, method: HMC, chains: Chains, store: DrawStore, run: Run) -> None:
         self.method, self.chains, self.store, self.run = method, chains, store, run
-        self.iteration, self.divergences, self.hopeless, self.capped = 0, 0, 0, False
+        self.iteration, self.divergences, self.hopeless = 0, 0, 0
         self.adaptation = DualAveraging.around(method.step_size or 0.1, method.target_acceptance)
         self.spread = _Spread()
 
@@ -268,7 +269,6 @@ class _Sampler:
     def _adapt(self, acceptance: float) -> None:
         """Take in an iteration of the warm-up; what was learned far from the posterior is forgotten half-way."""
         method, now = self.method, self.iteration + 1
-        self.capped |= method.trajectory * math.sqrt(method.temperature) / self.step_size > LONGEST_IN_WARMUP
         self.adaptation.update(acceptance)
         if method.mass == "diagonal" and method.warmup // 4 <= now <= method.warmup // 2:
             self.spread.add(self.chains.everyones(self.position))
@@ -292,7 +292,7 @@ class _Sampler:
         width = self.store.coordinates.width
         mass = {} if width is None else {"width": width}
         carry: State = {"chains": tensors, "spread": self.spread.tensors, "mass": mass}
-        numbers = {n: getattr(self, n) for n in ("iteration", "divergences", "hopeless", "capped")}
+        numbers = {n: getattr(self, n) for n in ("iteration", "divergences", "hopeless")}
         self.run.checkpoint(carry, numbers | {"adaptation": asdict(self.adaptation), "count": self.spread.count})
 
     def _go_on(self, carry: State, note: dict[str, Any]) -> None:
@@ -314,17 +314,24 @@ class _Sampler:
                 f"{self.divergences} of {self.chains.count * self.method.length} proposals diverged: the posterior has "
                 "narrower places than the step size; raise target_acceptance"
             )
-        if self.capped:
+        if int(stats["n_steps"].max()) > LONGEST_IN_WARMUP:
             self.run.warnings.append(
-                f"trajectories of the warm-up were cut at {LONGEST_IN_WARMUP} leapfrog steps; draws had up to "
-                f"{int(stats['n_steps'].max())}"
+                f"trajectories of the warm-up were cut at {LONGEST_IN_WARMUP} leapfrog steps; those of the draws had "
+                f"up to {int(stats['n_steps'].max())}"
             )
-        return {
+        found = convergence(stats["lp"].unsqueeze(-1))
+        numbers = {
+            "acceptance": stats["acceptance_rate"].mean(),
+            "rhat_lp": found.rhat,
+            "ess_lp": found.ess_bulk,
+            "e_bfmi": e_bfmi(stats["energy"]).min(),
+        }
+        diagnostics = {
             "step_size": float(stats["step_size"][0, -1]),
             "leapfrog_steps": int(stats["n_steps"].max()),
-            "acceptance": float(stats["acceptance_rate"].mean()),
             "divergences": self.divergences,
         }
+        return diagnostics | {n: float(v) if math.isfinite(v) else None for n, v in numbers.items()}
 
 
 @dataclass

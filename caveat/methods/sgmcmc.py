@@ -54,6 +54,8 @@ class SGMCMC:
         check_knobs(self)
         if self.preconditioner == "rmsprop" and not self.burn_in:
             raise ValueError("SGMCMC(burn_in=0) leaves no epochs in which preconditioner='rmsprop' could be found")
+        if not self.cycle and self.draws_a_cycle > 1:
+            raise ValueError(f"SGMCMC(draws_a_cycle={self.draws_a_cycle}) has no cycle to take them from: give cycle=")
         if self.cycle and self.draws_a_cycle * self.thin > self.cycle:
             raise ValueError(
                 f"SGMCMC takes {self.draws_a_cycle} draws, {self.thin} epochs apart, from a cycle of {self.cycle} "
