@@ -64,7 +64,7 @@ def fit(
     partial, identity = None, {}
     if target is not None:
         partial = target.with_name(f"{target.name}.partial")
-        identity = {"method": describe(method), "seed": seed, "start": _start_identity(task, start)}
+        identity = {"method": describe(method), "seed": seed, "start": _start_identity(task, method, start)}
         identity |= task.fingerprint()
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
@@ -118,8 +118,10 @@ def _check_likelihood(method: Method, task: Task) -> None:
         raise ValueError(f"{type(method).__name__} does not support {name}: it supports {supported}")
 
 
-def _start_identity(task: Task, start: Method | Posterior | None) -> str:
+def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:
     """What a fit starts from, so that it is not resumed from something else."""
+    if method.starts_from == "fresh":  # the module's own weights are of no account
+        return digest_of({"fixed": task.network.fixed()})
     if start is None:
         return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
     return digest_of(start.state) if isinstance(start, Posterior) else describe(start)

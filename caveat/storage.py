@@ -129,6 +129,10 @@ def write_state(path: Path, state: State) -> str:
     flat = {f"{group}/{name}": tensor for group, tensors in state.items() for name, tensor in tensors.items()}
     names = {group: list(tensors) for group, tensors in state.items()}
     header: dict[str, Any] = {"__metadata__": {"groups": json.dumps(names)}}
+    unknown = [f"{name} ({tensor.dtype})" for name, tensor in flat.items() if tensor.dtype not in _KINDS]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is of a type that files do not hold: convert it first")
+    flat = dict(sorted(flat.items(), key=lambda item: -item[1].element_size()))  # so that each begins aligned
     end = 0
     for name, tensor in flat.items():
         kind, begin, end = _KINDS[tensor.dtype], end, end + tensor.numel() * tensor.element_size()

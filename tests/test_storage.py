@@ -381,3 +381,14 @@ def test_values_that_a_class_refuses_are_corrupt() -> None:
 
     with pytest.raises(CorruptFile, match=r"Strict cannot be made from what was saved .rate must be positive"):
         decode({"type": "Strict", "fields": {"rate": -1}}, {}, [Strict])
+
+
+def test_every_tensor_begins_where_its_type_may(tmp_path: Path) -> None:
+    state = {"a": {"odd": torch.ones(3, dtype=torch.bool), "w": torch.arange(5.0), "d": torch.ones(2).double()}}
+    read = read_state(tmp_path / "s.safetensors", write_state(tmp_path / "s.safetensors", state))
+    assert list(read["a"]) == ["odd", "w", "d"]
+    with (tmp_path / "s.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    assert all(header[f"a/{name}"]["data_offsets"][0] % t.element_size() == 0 for name, t in state["a"].items())
+    with pytest.raises(ValueError, match=r"a/c \(torch.complex64\) is of a type that files do not hold"):
+        write_state(tmp_path / "c.safetensors", {"a": {"c": torch.ones(2, dtype=torch.complex64)}})

@@ -6,6 +6,8 @@ files where the run has a folder, so that memory does not grow with their number
 """
 
 import hashlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -15,6 +17,7 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from caveat.engine.batchnorm import has_batchnorm
 from caveat.engine.coordinates import Coordinates
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import Ranks
@@ -22,22 +25,31 @@ from caveat.engine.draws import pick
 from caveat.engine.run import Run
 from caveat.engine.target import Lane, Pieces, vmap_takes
 from caveat.network import Network, Params
-from caveat.storage import State
+from caveat.storage import CorruptFile, State
 from caveat.task import Task
 
-__all__ = ["BATCHNORM_IS_KEPT", "Chains", "DrawStore", "random_stream", "stored_draws"]
+__all__ = ["Chains", "DrawStore", "random_stream", "say_what_is_left_out", "stored_draws"]
 
 Result = TypeVar("Result")
-BATCHNORM_IS_KEPT = (
-    "BatchNorm layers keep the statistics that the module came with, for every draw: a network with filter response "
-    "normalisation (caveat.models.resnet20_frn) has none to keep"
-)
 
 
 def random_stream(seed: int, *of: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator named by what it is for."""
     name = "/".join(map(str, (seed, *of)))
     return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
+
+
+def say_what_is_left_out(task: Task, run: Run) -> None:
+    """What a chain does not do with a task."""
+    if has_batchnorm(task.network):
+        run.warnings.append(
+            "BatchNorm layers keep the statistics that the module came with, for every draw: a network with filter "
+            "response normalisation (caveat.models.resnet20_frn) has none to keep"
+        )
+    if task.augment is not None:
+        run.warnings.append(
+            "the task's augment= is not used: augmented rows have no likelihood that chains could draw from"
+        )
 
 
 def stored_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
@@ -75,6 +87,9 @@ class Chains:
         groups = [slice(i, i + at_once) for i in range(0, len(self.mine), at_once)]
         # Which of this process's chains a lane has, and the lane.
         self.lanes = [(g, Lane(self.network, coordinates, at_once, task.hyper, temperature)) for g in groups]
+        if self.network.device.type == "cpu":
+            for _, lane in self.lanes:
+                lane.speed_up(task.train)
         self._threads = torch.get_num_threads()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -164,12 +179,25 @@ class DrawStore:
         if self.run.folder is None:
             return torch.zeros(shape, dtype=dtype)
         path, kind = self.run.folder / f"{file}.npy", torch.zeros((), dtype=dtype).numpy().dtype
-        if self.run.ranks.first and not path.exists():
-            unfinished = path.with_suffix(".new")
-            open_memmap(unfinished, "w+", kind, shape).flush()
-            unfinished.rename(path)
+        begun = (self.run.folder / "checkpoint.json").exists()
+        if begun and not path.exists():
+            raise CorruptFile(f"{path} is missing, and with it draws that were made: delete {self.run.folder}")
+        if self.run.ranks.first and not begun:
+            open_memmap(path, "w+", kind, shape).flush()
+            if sys.platform == "linux":  # a full disk is an error now, not a fault in the middle
+                with path.open("r+b") as file_itself:
+                    os.posix_fallocate(file_itself.fileno(), 0, path.stat().st_size)
         self.run.ranks.wait()
-        return torch.from_numpy(open_memmap(path, "r+"))
+        found = torch.from_numpy(open_memmap(path, "r+"))
+        if found.shape != shape or found.dtype != dtype:
+            raise CorruptFile(f"{path} is not the file that was begun: delete {self.run.folder}")
+        return found
+
+    def flush(self) -> None:
+        """Have the draws on disk before a checkpoint says that they are."""
+        for path in self.run.folder.glob("*.npy") if self.run.folder is not None and self.run.ranks.first else ():
+            with path.open("rb") as file_itself:
+                os.fsync(file_itself.fileno())
 
     def write(self, draw: int, weights: Tensor, stats: Params) -> None:
         """One draw of every chain: flat weights [chains, P] and statistics [chains]."""

@@ -51,6 +51,8 @@ class Coordinates:
         kinds = {str(w.dtype) for w in like.values()}
         if len(kinds) > 1:
             raise ValueError(f"the weights are of several types, {sorted(kinds)}: convert the module to one")
+        if kinds & {"torch.bfloat16", "torch.float16"}:
+            raise ValueError(f"chains need weights of float32 or float64, these are {kinds.pop()}: use module.float()")
         places: dict[str, tuple[slice, torch.Size]] = {}
         scales, before, filters = [], 0, None
         for name, weight in like.items():

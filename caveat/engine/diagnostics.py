@@ -86,6 +86,8 @@ def e_bfmi(energy: Tensor) -> Tensor:
     that the posterior has; below 0.3 they cannot, and the chain creeps from one to the next.
     """
     energy = energy.double()
+    if energy.shape[1] < 2:
+        return energy.new_full(energy.shape[:1], math.nan)
     return energy.diff(dim=1).square().mean(1) / energy.var(1)
 
 

@@ -58,8 +58,10 @@ class Quantities:
         flat = self.draws.flatten(0, 1)
         finite = flat.isfinite().all(0)
         constant = finite & (flat.amax(0) == flat.amin(0))
-        moving = finite & ~constant
         chains, draws, quantities = self.draws.shape
+        if chains > 1:  # a quantity that moves in the one draw that no half has has no R-hat
+            constant |= finite & self.found.rhat.isnan()
+        moving = finite & ~constant
         counts = quantities, int(constant.sum()), int((~finite).sum())
         if not bool(moving.any()):
             return Mixing(*counts)

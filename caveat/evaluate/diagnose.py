@@ -179,7 +179,13 @@ def _of_log_density(mixing: Mixing, chains: int) -> Iterator[_Finding]:
 def _of_sampler(
     acceptance: Sequence[float] | None, divergences: Sequence[int] | None, energies: Sequence[float] | None, draws: int
 ) -> Iterator[_Finding]:
-    if acceptance is not None and min(acceptance) < ACCEPTANCE_LOW:
+    if acceptance is None:
+        yield _Finding(
+            "caution",
+            "the method has no accept step: the bias of its steps does not show in its own chains; compare a smaller "
+            "learning rate, or HMC on a smaller problem (caveat.fidelity)",
+        )
+    elif min(acceptance) < ACCEPTANCE_LOW:
         yield _Finding(
             "caution",
             f"a chain accepts {min(acceptance):.0%} of its proposals, below {ACCEPTANCE_LOW:.0%}: a smaller step size",

@@ -104,7 +104,8 @@ def fidelity_on(
     found: list[Columns] = []
     done = 0
     for x, y in blocks(rows, _BLOCK_ROWS):
-        ours, theirs = posterior.predict(x, draws=draws, seed=seed), by_chain(x, slice(done, done + len(y)))
+        ours = _on_cpu(posterior.predict(x, draws=draws, seed=seed))
+        theirs = [_on_cpu(chain) for chain in by_chain(x, slice(done, done + len(y)))]
         _check_same_outputs(ours, theirs[0])
         columns = _compare_classes(ours, theirs, y) if ours.kind == "classification" else _compare_numbers(ours, theirs)
         found.append({name: column.cpu() for name, column in columns.items()} | {"rows": columns["rows"].cpu() + done})
@@ -149,6 +150,13 @@ def _stored(reference: ReferenceSet, rows: Rows) -> tuple[ByChain, int, int]:
     """A stored set: the same, for the rows that it holds."""
     part = reference.part_of(rows)
     return lambda x, rows: reference.by_chain(part, rows), reference.chains, reference.draws
+
+
+def _on_cpu(prediction: Predictive) -> Predictive:
+    """The same prediction there, where a stored reference is."""
+    fields = {field.name: getattr(prediction, field.name) for field in dataclasses.fields(cast(Any, prediction))}
+    moved = {name: value.cpu() for name, value in fields.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(cast(Any, prediction), **moved)
 
 
 def _some_draws(prediction: Predictive, draws: slice) -> Predictive:

@@ -59,7 +59,8 @@ def posterior_surface(
     if points < 2:
         raise ValueError(f"posterior_surface(points={points}): a grid needs at least 2 points on each side")
     stacks = posterior.state["params"]
-    corners = [torch.cat([stack[c, d].flatten().double() for stack in stacks.values()]) for c, d in chosen]
+    corners = [torch.cat([stack[c, d].flatten().double().cpu() for stack in stacks.values()]) for c, d in chosen]
+    device = posterior.network.device
     basis, places = _plane(corners, chosen)
     low, high = places.amin(0), places.amax(0)
     reach = _MARGIN * (high - low).amax()
@@ -69,11 +70,8 @@ def posterior_surface(
     )
     total, some = Rows(data), some_rows(data, rows).on(posterior.network.device)
     weight = scale * len(total) / len(some)
-    heights = [
-        _log_density(posterior, some, _split(corners[0] + torch.stack([a, b]).to(basis) @ basis, stacks), weight)
-        for b in across
-        for a in along
-    ]
+    grid = [(corners[0] + torch.stack([a, b]) @ basis).to(device) for b in across for a in along]
+    heights = [_log_density(posterior, some, _split(place, stacks), weight) for place in grid]
     return Surface(along, across, torch.stack(heights).reshape(points, points), places.cpu(), chosen)
 
 

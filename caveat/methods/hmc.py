@@ -17,8 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from caveat.engine.batchnorm import has_batchnorm
-from caveat.engine.chains import BATCHNORM_IS_KEPT, Chains, DrawStore, random_stream, stored_draws
+from caveat.engine.chains import Chains, DrawStore, random_stream, say_what_is_left_out, stored_draws
 from caveat.engine.coordinates import Coordinates
 from caveat.engine.diagnostics import convergence, e_bfmi
 from caveat.engine.draws import no_closed_form, no_moments, no_update, push_draws
@@ -46,7 +45,7 @@ class HMC:
     warmup: NonNegativeInt = 100  # iterations that find the step size and are thrown away
     step_size: Positive | None = None  # in units of the prior's width; None finds it in the warm-up
     trajectory: Positive = math.pi / 2  # its length in the same units; times sqrt(temperature)
-    jitter: Annotated[float, Range(0, 1, open_high=True)] = 0.0  # share by which the length varies
+    jitter: Annotated[float, Range(0, 1, open_high=True)] = 0.2  # share by which the length varies
     target_acceptance: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.8  # that warm-up aims at
     temperature: Positive = 1.0  # divides the log density: below 1 a cold posterior
     mass: Literal["identity", "diagonal"] = "identity"  # "diagonal" scales by the spread that the warm-up saw
@@ -77,8 +76,7 @@ class HMC:
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Warm up, then draw."""
         network = task.network.to(run.device)
-        if has_batchnorm(network):
-            run.warnings.append(BATCHNORM_IS_KEPT)
+        say_what_is_left_out(task, run)
         coordinates = Coordinates.of(network, task.hyper)
         kinds = dict.fromkeys(("lp", "energy", "acceptance_rate", "step_size"), torch.float64)
         kinds |= {"diverging": torch.bool, "n_steps": torch.int64}
@@ -86,7 +84,8 @@ class HMC:
         with Chains(task, run, self.chains, coordinates, temperature=self.temperature, parts=self.splits) as chains:
             sampler = _Sampler(self, chains, store, run)
             sampler.run_all()
-        state: State = store.state | {"hyper": dict(task.hyper)}
+            run.ranks.wait()  # the first rank writes the last draw
+        state: State = store.state | {"hyper": {n: t.to(run.device) for n, t in task.hyper.items()}}
         return state, run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
 
     draws = stored_draws
@@ -227,7 +226,9 @@ class _Sampler:
                 (), generator=random_stream(self.run.seed, "length", self.iteration), dtype=torch.float64
             )
             share += self.method.jitter * (2 * float(drawn) - 1)
-        length = self.method.trajectory * math.sqrt(self.method.temperature)
+        length = self.method.trajectory
+        if self.store.coordinates.width is None:  # widths that were measured hold the temperature already
+            length *= math.sqrt(self.method.temperature)
         steps = max(1, math.ceil(share * length / self.step_size))
         return min(steps, LONGEST_IN_WARMUP) if self.iteration < self.method.warmup else steps
 
@@ -260,7 +261,7 @@ class _Sampler:
                 f"every proposal diverged for {HOPELESS} iterations, at a step size of {self.step_size:.3g}: give a "
                 f"smaller step_size, or {'none, so that the warm-up finds one' if given else 'a longer warmup'}"
             )
-        if self.step_size < 1e-9:
+        if self.step_size < 1e-9 and not given:
             raise ValueError(
                 "the warm-up found no step size at which proposals are accepted, however small: the log density may "
                 "jump or be NaN near the start; look at the likelihood and the prior, or try begin='prior'"
@@ -293,6 +294,7 @@ class _Sampler:
         mass = {} if width is None else {"width": width}
         carry: State = {"chains": tensors, "spread": self.spread.tensors, "mass": mass}
         numbers = {n: getattr(self, n) for n in ("iteration", "divergences", "hopeless")}
+        self.store.flush()
         self.run.checkpoint(carry, numbers | {"adaptation": asdict(self.adaptation), "count": self.spread.count})
 
     def _go_on(self, carry: State, note: dict[str, Any]) -> None:

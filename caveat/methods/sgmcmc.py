@@ -16,8 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from caveat.engine.batchnorm import has_batchnorm
-from caveat.engine.chains import BATCHNORM_IS_KEPT, Chains, DrawStore, random_stream, stored_draws
+from caveat.engine.chains import Chains, DrawStore, random_stream, say_what_is_left_out, stored_draws
 from caveat.engine.coordinates import Coordinates
 from caveat.engine.draws import no_closed_form, no_moments, no_update, push_draws
 from caveat.engine.run import Info, Run, StartsFrom
@@ -39,7 +38,7 @@ class SGMCMC:
     length: Count = 100  # draws of each chain
     thin: Count = 1  # epochs from one draw to the next
     burn_in: NonNegativeInt = 100  # epochs before the first draw
-    learning_rate: Positive = 0.01  # eta times the number of rows: the step on the mean loss
+    learning_rate: Positive = 0.03  # eta times the number of rows: the step on the mean loss
     momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # beta; 0 is SGLD
     preconditioner: Literal["identity", "rmsprop"] = "identity"
     cycle: NonNegativeInt = 0  # epochs in which the step falls to 0; 0 keeps it as it is
@@ -56,7 +55,7 @@ class SGMCMC:
             raise ValueError("SGMCMC(burn_in=0) leaves no epochs in which preconditioner='rmsprop' could be found")
         if not self.cycle and self.draws_a_cycle > 1:
             raise ValueError(f"SGMCMC(draws_a_cycle={self.draws_a_cycle}) has no cycle to take them from: give cycle=")
-        if self.cycle and self.draws_a_cycle * self.thin > self.cycle:
+        if self.cycle and (self.draws_a_cycle - 1) * self.thin >= self.cycle:
             raise ValueError(
                 f"SGMCMC takes {self.draws_a_cycle} draws, {self.thin} epochs apart, from a cycle of {self.cycle} "
                 "epochs: lengthen the cycle or take fewer"
@@ -94,14 +93,14 @@ class SGMCMC:
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Every chain from fresh weights, an epoch after the other."""
         network = task.network.to(run.device)
-        if has_batchnorm(network):
-            run.warnings.append(BATCHNORM_IS_KEPT)
+        say_what_is_left_out(task, run)
         coordinates = Coordinates.of(network, task.hyper, whitened=False)
         kinds = {"lp": torch.float64, "step_size": torch.float64}
         store = DrawStore(run, network.dtype, coordinates, (self.chains, self.length), kinds)
         with Chains(task, run, self.chains, coordinates, batched=False) as chains:
             _Sampler(self, task, chains, store, run).run_all()
-        state: State = store.state | {"hyper": dict(task.hyper)}
+            run.ranks.wait()  # the first rank writes the last draw
+        state: State = store.state | {"hyper": {n: t.to(run.device) for n, t in task.hyper.items()}}
         diagnostics = {"epochs": self.epochs, "lp": float(state["stats"]["lp"].mean())}
         return state, run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
 
@@ -207,6 +206,7 @@ class _Sampler:
     def _keep(self) -> None:
         names = ("position", "momentum", "square")
         carry: State = {"chains": {name: self.chains.everyones(getattr(self, name)) for name in names}}
+        self.store.flush()
         self.run.checkpoint(carry, {"epoch": self.epoch, "taken": self.taken})
 
     def _go_on(self, carry: State, note: dict[str, Any]) -> None:
@@ -215,4 +215,4 @@ class _Sampler:
             setattr(self, name, value[self.chains.mine].to(self.chains.network.device))
 
 
-SGMCMC.quick = SGMCMC(chains=2, length=40, burn_in=40)
+SGMCMC.quick = SGMCMC(chains=2, length=40, burn_in=40, learning_rate=0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caveat.demo import run_demo
 
-SIZE = "1280,1375"  # pixels: the answers, and the plots that compare each method with MAP
+SIZE = "1280,1410"  # pixels: the answers, and the plots that compare each method with MAP
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -1,12 +1,14 @@
 """The cells of the experiment: each is one posterior (or a small grid of them, tuned), scored on all test rows.
 
 A cell's name is kind/problem/setting/seed. `reference` cells are HMC at temperature 1 with the Gaussian prior; every
-other cell changes one thing: the temperature, the prior's scale, its family, or the method.
+other cell changes one thing (the temperature, the prior's scale, its family, the method), or the prior's scale and one
+other (`wide`, `ensemble`).
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -74,6 +76,8 @@ SETTINGS = {  # by kind, the most wanted first
     "empcov": ("EmpCov",),
     "scale": FACTORS,
     "family": tuple(TRAJECTORIES),
+    "wide": (0.1, 0.3, 3.0),  # temperatures, with ten times the prior variance
+    "ensemble": (0.1, 0.3, 3.0, 10.0),  # of five, by factors of the prior's variance
 }
 
 
@@ -160,8 +164,11 @@ def run_cell(cell: Cell, place: Place) -> list[dict[str, Any]]:
     elif cell.kind == "methods":
         posterior, chosen = METHOD_KINDS[cell.setting](Fitter(fit, found, budget))
         reference = caveat.load(folder, found.model())
-    elif cell.kind == "temperature":
-        posterior = fit(replace(budget.of_sweep(cell.problem), temperature=float(cell.setting)))
+    elif cell.kind == "ensemble":
+        posterior, chosen = _ensemble(5)(Fitter(partial(fit, prior=prior_of(cell, found)), found, budget))
+    elif cell.kind in ("temperature", "wide"):
+        prior = scaled_prior(cell.problem, 10.0 if cell.kind == "wide" else 1.0)
+        posterior = fit(replace(budget.of_sweep(cell.problem), temperature=float(cell.setting)), prior)
     else:
         hmc = budget.of_sweep(cell.problem)
         longer = TRAJECTORIES.get(cell.setting, 1.0)
@@ -174,7 +181,7 @@ def reference_folder(cell: Cell, place: Place) -> Path:
 
 
 def prior_of(cell: Cell, found: Problem) -> caveat.Prior:
-    if cell.kind == "scale":
+    if cell.kind in ("scale", "ensemble"):
         return scaled_prior(cell.problem, float(cell.setting))
     return family_prior(cell.problem, cell.setting) if cell.kind == "family" else empcov_prior(found)
 
@@ -306,7 +313,7 @@ def _swag(fitter: Fitter) -> tuple[caveat.Posterior, str]:
 def _post_hoc(method: caveat.Method) -> Callable[[Fitter], tuple[caveat.Posterior, str]]:
     def fitted(fitter: Fitter) -> tuple[caveat.Posterior, str]:
         posterior = fitter.fit(method, start=fitter.point())
-        return posterior, f"precision {posterior.info.diagnostics.get('prior_precision', '')}"
+        return posterior, f"precision {float(posterior.info.diagnostics['prior_precision']):.3g}"
 
     return fitted
 

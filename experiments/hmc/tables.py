@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from cells import FACTORS, METHODS, TEMPERATURES, TRAJECTORIES
+from cells import FACTORS, METHODS, SETTINGS, TEMPERATURES, TRAJECTORIES
 from problems import PROBLEMS, STRENGTHS
 
 REFERENCE = ("reference", "HMC")
@@ -81,29 +81,43 @@ def method(name: str) -> tuple[str, str]:
     return {"HMC": REFERENCE, "EmpCov": ("empcov", "EmpCov")}.get(name, ("methods", name))
 
 
-def ladder(kind: str, settings: Iterable[float | str], base: float | str) -> list[tuple[str, tuple[str, str]]]:
-    """The settings of a sweep with the reference in its place: what to call it, where its rows are."""
-    every = [*settings, base]
-    ordered = sorted(every) if isinstance(base, float) else [base, *settings]
-    return [(str(s), REFERENCE if s == base else (kind, str(s))) for s in ordered]
+Sweep = tuple[tuple[str, str], list[tuple[str, tuple[str, str]]]]
 
 
-SWEEPS = {
-    "temperature": ladder("temperature", TEMPERATURES, 1.0),
-    "scale": ladder("scale", FACTORS, 1.0),
-    "family": ladder("family", TRAJECTORIES, "Gaussian"),
+def ladder(kind: str, settings: Iterable[float | str], base: tuple[str, str] = REFERENCE) -> Sweep:
+    """The settings of a sweep with its base in its place: what to call it, where its rows are."""
+    numbers = [s for s in settings if isinstance(s, float)]
+    steps = [(s, base if s == 1.0 else (kind, str(s))) for s in sorted([*numbers, 1.0])]
+    return base, [(str(s), what) for s, what in steps]
+
+
+SWEEPS: dict[str, Sweep] = {
+    "temperature": ladder("temperature", TEMPERATURES),
+    "wide": ladder("wide", SETTINGS["wide"], ("scale", "10.0")),
+    "scale": ladder("scale", FACTORS),
+    "family": (REFERENCE, [("Gaussian", REFERENCE), *((f, ("family", f)) for f in TRAJECTORIES)]),
 }
-TITLES = {"temperature": "temperature", "scale": "prior variance times", "family": "prior family"}
+TITLES = {
+    "temperature": "temperature",
+    "wide": "temperature, ten times the prior variance",
+    "scale": "prior variance times",
+    "family": "prior family",
+}
 
 
 def summarise(found: Results) -> None:
     """Every table, under a line that says what it is."""
     seeds = sorted({seed for _, _, seed, _ in found.rows})
     print(f"Seeds {seeds}, {len({(key[0], key[1], key[2]) for key in found.rows})} cells\n")
-    for kind, steps in SWEEPS.items():
+    for kind, (base, steps) in SWEEPS.items():
         print(f"### {kind}: clean test rows\n")
-        heads = [f"{name} {metric}" for name in PROBLEMS for metric in ("accuracy", "NLL", "NLL less the reference's")]
-        table([TITLES[kind], *heads], [(label, _clean(found, what)) for label, what in steps])
+        heads = [f"{name} {metric}" for name in PROBLEMS for metric in ("accuracy", "NLL", "less")]
+        table([TITLES[kind], *heads], [(label, _clean(found, what, base)) for label, what in steps])
+    print("### HMC and an ensemble of five by prior variance: clean test rows\n")
+    table(
+        ["prior variance times", *(f"{name} {m} NLL" for name in PROBLEMS for m in ("HMC", "ensemble"))],
+        [(label, _against_ensemble(found, label, what)) for label, what in SWEEPS["scale"][1]],
+    )
     for name in PROBLEMS:
         print(f"### corruption: {name}, mean over strengths\n")
         kinds = ("clean", *STRENGTHS, "corrupted")
@@ -130,18 +144,25 @@ def summarise(found: Results) -> None:
     print("### R-hat\n")
     heads = ["reference", "function: max", "share above 1.01", "limit of independent draws", "fewest effective draws"]
     heads += ["weights: max", "share above 1.01", "fewest effective draws", "acceptance", "leapfrog steps"]
-    columns = ("rhat_function", "share_function", "null_function", "ess_function")
-    columns += ("rhat_weights", "share_weights", "ess_weights", "acceptance", "leapfrog_steps")
-    table(heads, [(name, [shown(found.values(REFERENCE, name, c)) for c in columns]) for name in PROBLEMS])
+    forms = dict.fromkeys(("rhat_function", "share_function", "null_function"), ".3f") | {"ess_function": ".0f"}
+    forms |= {"rhat_weights": ".3f", "share_weights": ".3f", "ess_weights": ".0f"}
+    forms |= {"acceptance": ".2f", "leapfrog_steps": ".0f"}
+    rows = [(n, [shown(found.values(REFERENCE, n, c), form) for c, form in forms.items()]) for n in PROBLEMS]
+    table(heads, rows)
 
 
-def _clean(found: Results, what: tuple[str, str]) -> list[str]:
+def _clean(found: Results, what: tuple[str, str], base: tuple[str, str]) -> list[str]:
     cells = []
     for name in PROBLEMS:
         nll = found.values(what, name, "nll")
         cells += [shown(found.values(what, name, "accuracy")), shown(nll)]
-        cells += [shown(less(nll, found.values(REFERENCE, name, "nll")), "+.3f").replace("±+", "±")]
-    return cells
+        cells += [shown(less(nll, found.values(base, name, "nll")), "+.3f").replace("±+", "±")]
+    return cells if any(cells) else []
+
+
+def _against_ensemble(found: Results, label: str, what: tuple[str, str]) -> list[str]:
+    ensemble = ("methods", "ensemble of 5") if what == REFERENCE else ("ensemble", label)
+    return [shown(found.values(which, name, "nll")) for name in PROBLEMS for which in (what, ensemble)]
 
 
 def _compared(found: Results, name: str) -> list[tuple[str, tuple[str, str]]]:
@@ -158,7 +179,14 @@ def _closeness(found: Results, what: tuple[str, str], name: str) -> list[str]:
         for metric in ("accuracy", "nll", "agreement", "total_variation")
     ]
     chosen = [row["chosen"] for (kind, problem, _, _), row in found.rows.items() if (kind, problem) == (what, name)]
-    return [*cells, ", ".join(dict.fromkeys(filter(None, chosen)))]
+    return [*cells, ", ".join(dict.fromkeys(map(_short, filter(None, chosen))))]
+
+
+def _short(chosen: str) -> str:
+    """A knob and its value in three digits."""
+    words = [word for word in chosen.split() if word != "epochs"]
+    number = f"{float(words[-1]):.3g}"
+    return f"{number} epochs" if "epochs" in chosen else " ".join([*words[:-1], number])
 
 
 def draw(found: Results, folder: Path) -> None:
@@ -173,7 +201,7 @@ def draw(found: Results, folder: Path) -> None:
     for axis, kind in zip(axes, ("temperature", "scale"), strict=True):
         for name, colour in COLOURS.items():
             base = found.values(REFERENCE, name, "nll")
-            points = [(float(s), less(found.values(what, name, "nll"), base)) for s, what in SWEEPS[kind]]
+            points = [(float(s), less(found.values(what, name, "nll"), base)) for s, what in SWEEPS[kind][1]]
             points = [(x, list(values.values())) for x, values in points if values]
             axis.plot([x for x, _ in points], [mean(v) for _, v in points], color=colour, label=name, marker="o", ms=3)
             if points:
@@ -213,5 +241,5 @@ def draw(found: Results, folder: Path) -> None:
         axis.set_yticks(range(len(compared)), [label for label, _ in compared], fontsize=8)
         axis.set(title=name, xlabel="total variation from HMC", xlim=(0, None))
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes[0].legend(frameon=False)
+    axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.2))
     figure.savefig(folder / "closeness.png", dpi=110)

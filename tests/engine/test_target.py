@@ -259,3 +259,49 @@ def test_modules_that_cannot_be_batched_are_told_apart() -> None:
     assert not vmap_takes(Network(DataDependent().double(), caveat.Categorical()), x)
     assert vmap_takes(Network(mlp("Categorical"), caveat.Categorical()), x)
     assert_density_is_that_of_the_definition(Task(DataDependent().double(), rows("Categorical"), caveat.Categorical()))
+
+
+class Viewing(nn.Module):
+    """Takes its linear layer's output apart with `view`, which needs rows first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).view(len(x), 2, 3).tanh().sum(1))
+
+
+@pytest.mark.parametrize("module", [lambda: mlp("Categorical"), lambda: Viewing().double()])
+def test_what_is_done_for_speed_changes_nothing(module) -> None:
+    x, y = rows("Categorical")
+    plain_labels = caveat.Categorical()
+    some_ignored = caveat.Categorical(ignore_index=2)
+    for likelihood, together in ((plain_labels, True), (some_ignored, False)):
+        task = Task(module(), (x, y), likelihood)
+        coordinates = Coordinates.of(task.network, task.hyper)
+        slow, fast = (Lane(task.network, coordinates, 1, task.hyper) for _ in range(2))
+        fast.speed_up(task.train)
+        assert fast._labels_only is together
+        position = torch.randn(1, coordinates.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        pieces = Pieces(task.train, task.network).part()
+        for one, other in zip(slow.gradient(position, pieces), fast.gradient(position, pieces), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_functions_count_in_the_size_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(4, 1000)), nn.Parameter(torch.randn(1000, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x @ self.a) @ self.b
+
+    monkeypatch.setitem(target._ACTIVATION_BYTES, "cpu", 100_000)
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    network = Network(Bare(), caveat.Categorical())
+    pieces = list(Pieces(Task(Bare(), (x, y), caveat.Categorical()).train, network).part())
+    assert 5 < len(pieces[0][1]) < 30  # some 4 or 8 kB a row
+    with pytest.raises(ValueError, match=r"need weights of float32 or float64, these are torch\.bfloat16"):
+        Coordinates.of(Network(Bare().bfloat16(), caveat.Categorical()), {})

@@ -231,7 +231,8 @@ def test_a_sampler_that_records_little() -> None:
     stats = {name: posterior.state["stats"][name] for name in ("lp", "step_size")}
     found = caveat.diagnose(dataclasses.replace(posterior, state=posterior.state | {"stats": stats}), (x, y))
     assert (found.acceptance_rate, found.divergences, found.e_bfmi) == (None, None, None)
-    assert found.verdict == "trust"
+    assert found.verdict == "caution"
+    assert [reason[:31] for reason in found.reasons] == ["the method has no accept step: "]
     assert "each chain" not in str(found)
 
 
@@ -400,3 +401,14 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     point.save(tmp_path / "point", note={"recipe": dataclasses.asdict(recipe)})
     assert main(["diagnose", "--posterior", str(tmp_path / "point")]) == 1
     assert "error: MAP runs no chains" in capsys.readouterr().err
+
+
+def test_a_quantity_that_moves_in_the_middle_draw_alone_hides_nothing() -> None:
+    draws = torch.randn(4, 401, 3, generator=torch.Generator().manual_seed(0))
+    draws[0] += 3
+    draws[..., 0] = 0
+    draws[0, 200, 0] = 1  # in neither half of an odd number of draws
+    mixing = Quantities.of(["a", "b", "c"], draws).mixing()
+    assert mixing.constant == 1
+    assert mixing.rhat_max is not None
+    assert mixing.rhat_max > 1.4

@@ -13,12 +13,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from scipy import stats as distributions
 from torch import Tensor, nn
 
 import caveat
 from caveat.engine.chains import Chains, DrawStore, random_stream
 from caveat.engine.coordinates import Coordinates
+from caveat.engine.cost import forward_flops
 from caveat.engine.diagnostics import effective_sample_size
 from caveat.engine.run import Run
 from caveat.methods.hmc import _Sampler
@@ -89,16 +89,16 @@ def closed_form(prior: str, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     return mean, temperature * covariance
 
 
-SHORT = caveat.HMC(chains=2, length=200, warmup=10, step_size=0.45, jitter=0.5)  # jitter: nothing is periodic
+SHORT = caveat.HMC(chains=2, length=150, warmup=10, step_size=0.45, jitter=0.5)  # jitter: nothing is periodic
 CONJUGATE: dict[str, tuple[str, torch.dtype, caveat.HMC]] = {
-    "all by itself": ("scalar", torch.float64, caveat.HMC(chains=2, length=200, warmup=60, jitter=0.5)),
+    "all by itself": ("scalar", torch.float64, caveat.HMC(chains=2, length=150, warmup=60, jitter=0.5)),
     "float32": ("scalar", torch.float32, SHORT),
     "precision by layer": ("by layer", torch.float64, dataclasses.replace(SHORT, step_size=0.18, trajectory=1.0)),
     "precision by weight": ("by weight", torch.float64, dataclasses.replace(SHORT, step_size=0.3)),
     "empcov": ("empcov", torch.float64, SHORT),
     "cold": ("scalar", torch.float64, dataclasses.replace(SHORT, temperature=0.2, step_size=0.2)),
     "warm": ("empcov", torch.float32, dataclasses.replace(SHORT, temperature=3.0, step_size=0.7)),
-    "diagonal mass": ("by layer", torch.float32, caveat.HMC(2, 200, 120, jitter=0.5, mass="diagonal")),
+    "diagonal mass": ("by layer", torch.float32, caveat.HMC(2, 150, 100, jitter=0.5, mass="diagonal")),
     "two splits": ("scalar", torch.float64, dataclasses.replace(SHORT, splits=2, length=120)),
     "three splits": ("empcov", torch.float32, dataclasses.replace(SHORT, splits=3, length=100, step_size=0.55)),
     "from the prior": ("by weight", torch.float32, dataclasses.replace(SHORT, begin="prior", step_size=0.3)),
@@ -116,7 +116,7 @@ def test_conjugate_regression(case: str) -> None:
 @pytest.mark.parametrize("case", CONJUGATE)
 def test_conjugate_regression_with_many_draws(case: str) -> None:
     prior, dtype, method = CONJUGATE[case]
-    posterior = caveat.fit(regression(prior, dtype), dataclasses.replace(method, chains=4, length=5000), progress=False)
+    posterior = caveat.fit(regression(prior, dtype), dataclasses.replace(method, chains=4, length=1500), progress=False)
     assert_normal(flat_draws(posterior), *closed_form(prior, method.temperature))
 
 
@@ -149,14 +149,29 @@ def test_learned_noise_has_the_posterior_that_integration_gives() -> None:
 
 # No data: what comes back is the prior.
 
-PRIORS: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any]]] = {  # prior, distribution function, knobs
-    "gaussian": (caveat.GaussianPrior(4.0), distributions.norm(scale=0.5).cdf, {}),
-    "laplace": (caveat.LaplacePrior(0.3), distributions.laplace(scale=0.3).cdf, {"trajectory": 2.5}),
-    "student": (caveat.StudentTPrior(0.4, 4.0), distributions.t(4, scale=0.4).cdf, {"trajectory": 2.5}),
-    "logistic": (caveat.LogisticPrior(0.3), distributions.logistic(scale=0.3).cdf, {"trajectory": 3.0}),
+
+def normal(w: Tensor) -> Tensor:
+    return torch.special.ndtr(w)
+
+
+def laplace(w: Tensor) -> Tensor:
+    return 0.5 - 0.5 * w.sign() * torch.expm1(-w.abs())
+
+
+def student(w: Tensor) -> Tensor:
+    """With four degrees of freedom."""
+    squared = w**2 / (4 + w**2)
+    return 0.5 + 0.75 * w.sign() * squared.sqrt() * (1 - squared / 3)
+
+
+PRIORS: dict[str, tuple[Any, Callable[[Tensor], Tensor], dict[str, Any]]] = {  # prior, its distribution function, knobs
+    "gaussian": (caveat.GaussianPrior(4.0), lambda w: normal(w / 0.5), {}),
+    "laplace": (caveat.LaplacePrior(0.3), lambda w: laplace(w / 0.3), {"trajectory": 2.5}),
+    "student": (caveat.StudentTPrior(0.4, 4.0), lambda w: student(w / 0.4), {"trajectory": 2.5}),
+    "logistic": (caveat.LogisticPrior(0.3), lambda w: (w / 0.3).sigmoid(), {"trajectory": 3.0}),
     "mixture": (
         caveat.GaussianMixturePrior((0.4, 1.0), (1.0, 3.0)),
-        lambda w: 0.25 * distributions.norm(scale=0.4).cdf(w) + 0.75 * distributions.norm.cdf(w),
+        lambda w: 0.25 * normal(w / 0.4) + 0.75 * normal(w),
         {"trajectory": 4.0, "step_size": 0.8},
     ),
 }
@@ -184,39 +199,42 @@ def test_without_data_the_prior_comes_back(name: str, mass: str) -> None:
     prior, cdf, knobs = PRIORS[name]
     knobs = {"trajectory": 2.0, "step_size": 0.6} if mass == "diagonal" else knobs
     warmup = 100 if mass == "diagonal" else 0
-    method = caveat.HMC(2, 200, warmup, **{"step_size": 0.7, "jitter": 0.3} | knobs, mass=mass, begin="prior")  # type: ignore[arg-type]
+    method = caveat.HMC(2, 150, warmup, **{"step_size": 0.7, "jitter": 0.3} | knobs, mass=mass, begin="prior")  # type: ignore[arg-type]
     posterior = caveat.fit(without_data(prior), method, progress=False)
     assert posterior.info.diagnostics["acceptance"] < 0.999, "proposals that are never rejected show nothing"
-    assert_uniform(torch.from_numpy(cdf(flat_draws(posterior).numpy())))
+    assert_uniform(cdf(flat_draws(posterior)))
 
 
 def test_without_data_correlated_filters_come_back() -> None:
     covariance = torch.randn(5, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     covariance = covariance @ covariance.T
     prior = caveat.EmpCovPrior("weight", covariance, alpha=0.3, epsilon=0.02, precision=9.0)
-    posterior = caveat.fit(without_data(prior), caveat.HMC(2, 250, 0, 0.7, jitter=0.3, begin="prior"), progress=False)
+    posterior = caveat.fit(without_data(prior), caveat.HMC(2, 150, 0, 0.7, jitter=0.3, begin="prior"), progress=False)
     exact = torch.block_diag(*[0.3 * covariance + 0.02 * torch.eye(5).double()] * 3, torch.eye(3).double() / 9)
     white = torch.linalg.solve(torch.linalg.cholesky(exact), flat_draws(posterior).unsqueeze(-1)).squeeze(-1)
-    assert_uniform(torch.special.ndtr(white))
+    assert_uniform(normal(white))
     assert_mean(white.square().sum(-1), 18.0)
 
 
 # Calibration: parameters from the prior, data from the parameters, and ranks among the posterior's draws.
 
 
-def calibration_ranks(simulations: int, draws: int = 31) -> Tensor:
-    """Ranks [simulations, functionals] of the true values in 0..draws, for a logistic regression."""
+def calibration_ranks(simulations: int, thin: int) -> Tensor:
+    """Ranks [simulations, functionals] of the true values among 31 draws, evenly thinned, of a logistic regression.
+
+    Ranks among draws that depend on each other are not uniform: neighbours are on opposite sides more often than not.
+    """
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(1)
     x = torch.randn(8, 2, generator=rng, dtype=torch.float64)
-    method = caveat.HMC(1, draws, 12, step_size=0.6, jitter=0.2, begin="prior")
+    method = caveat.HMC(1, 31 * thin, 12, step_size=0.6, jitter=0.5, begin="prior")
     found = []
     for simulation in range(simulations):
         truth = torch.randn(3, generator=rng, dtype=torch.float64)
         logits = x @ truth[:2] + truth[2]
         y = (torch.rand(8, generator=rng, dtype=torch.float64) < logits.sigmoid()).double()
         task = caveat.Task(nn.Linear(2, 1).double(), (x, y), caveat.Bernoulli())
-        draws_of = flat_draws(caveat.fit(task, method, seed=simulation, progress=False))[0]
+        draws_of = flat_draws(caveat.fit(task, method, seed=simulation, progress=False))[0, ::thin]
         candidates = torch.cat([truth.unsqueeze(0), draws_of])
         outputs = candidates[:, :2] @ x.T + candidates[:, 2:]
         likelihood = -nn.functional.softplus(-(2 * y - 1) * outputs).sum(1)
@@ -225,23 +243,25 @@ def calibration_ranks(simulations: int, draws: int = 31) -> Tensor:
     return torch.stack(found)
 
 
-def assert_calibrated(simulations: int) -> None:
-    ranks = calibration_ranks(simulations)
+def assert_calibrated(simulations: int, thin: int) -> None:
+    ranks = calibration_ranks(simulations, thin)
     for functional, own in enumerate(ranks.T):
         bins = 4 if simulations < 100 else 16  # of the 32 ranks
         counts = torch.bincount(own // (32 // bins), minlength=bins).double()
         statistic = float(((counts - simulations / bins) ** 2 / (simulations / bins)).sum())
-        chance = float(distributions.chi2(bins - 1).sf(statistic))
+        chance = float(
+            torch.special.gammaincc(torch.tensor((bins - 1) / 2), torch.tensor(statistic / 2))
+        )  # chi-squared
         assert chance > 1e-3, f"functional {functional}: ranks {counts.tolist()}, chance {chance:.1e}"
 
 
 def test_simulation_based_calibration() -> None:
-    assert_calibrated(48)
+    assert_calibrated(40, thin=1)
 
 
 @pytest.mark.slow
 def test_simulation_based_calibration_with_many_simulations() -> None:
-    assert_calibrated(1500)
+    assert_calibrated(500, thin=4)
 
 
 def geweke_draws(transitions: int, splits: int) -> Tensor:
@@ -270,21 +290,19 @@ def geweke_draws(transitions: int, splits: int) -> Tensor:
 def assert_marginals_are_the_prior(transitions: int, splits: int) -> None:
     weight, bias, log_noise = geweke_draws(transitions, splits).unbind(-1)
     centre = math.log(8.0) - 1  # the spread of the targets that the task was made with
-    laplace, normal = distributions.laplace(scale=0.5).cdf, distributions.norm(centre).cdf
-    for values, cdf in ((weight, laplace), (bias, laplace), (log_noise, normal)):
-        uniform = torch.from_numpy(cdf(values.numpy()))
+    for uniform in (laplace(weight / 0.5), laplace(bias / 0.5), normal(log_noise - centre)):
         assert_mean(uniform, 0.5, least=25)
         assert_mean((uniform - 0.5).square(), 1 / 12, least=25)
 
 
 def test_geweke_joint() -> None:
-    assert_marginals_are_the_prior(1000, splits=1)
+    assert_marginals_are_the_prior(900, splits=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 2])
 def test_geweke_joint_with_many_transitions(splits: int) -> None:
-    assert_marginals_are_the_prior(40_000, splits)
+    assert_marginals_are_the_prior(12_000, splits)
 
 
 # The warm-up and what is said about each draw.
@@ -293,7 +311,7 @@ def test_geweke_joint_with_many_transitions(splits: int) -> None:
 @pytest.mark.parametrize("target", [0.65, 0.9])
 def test_warmup_reaches_the_acceptance_that_it_aims_at(target: float) -> None:
     prior = caveat.GaussianPrior({"weight": torch.logspace(-1, 1, 15).reshape(3, 5), "*": 1.0})
-    posterior = caveat.fit(without_data(prior), caveat.HMC(4, 60, 120, target_acceptance=target), progress=False)
+    posterior = caveat.fit(without_data(prior), caveat.HMC(3, 50, 100, target_acceptance=target), progress=False)
     assert abs(posterior.info.diagnostics["acceptance"] - target) < 0.07
     steps = posterior.state["stats"]["step_size"]
     assert bool((steps == steps[0, 0]).all()), "the step size is kept after the warm-up"
@@ -411,6 +429,12 @@ def test_predictions_use_every_draw_once_in_order() -> None:
     torch.testing.assert_close(posterior.predict(x).probs, wanted.sigmoid().mean(0))
     first = {name: stack[1, 0] for name, stack in posterior.state["params"].items()}
     torch.testing.assert_close(wanted[5], posterior.network(first, x))
+
+
+def test_a_single_draw_has_no_diagnostics_and_is_no_trouble() -> None:
+    posterior = caveat.fit(network_task(), caveat.HMC(1, 1, 0, step_size=0.1), progress=False)
+    assert flat_draws(posterior).shape == (1, 1, 21)
+    assert posterior.info.diagnostics["rhat_lp"] is posterior.info.diagnostics["e_bfmi"] is None
 
 
 def test_batchnorm_is_kept_and_said() -> None:
@@ -539,6 +563,22 @@ def test_draws_are_in_files_while_the_run_goes_on(interrupted: Path) -> None:
     assert torch.equal(flat_draws(loaded), flat_draws(whole))
 
 
+def test_a_folder_without_one_of_its_files_is_refused(interrupted: Path) -> None:
+    (interrupted.with_name("posterior.partial") / "params-0.npy").unlink()
+    with pytest.raises(caveat.CorruptFile, match=r"params-0\.npy is missing, and with it draws that were made"):
+        caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), folder=interrupted, progress=False)
+
+
+def test_goes_on_whatever_weights_the_module_has(interrupted: Path) -> None:
+    task = network_task()
+    with torch.no_grad():
+        for parameter in task.network.module.parameters():
+            parameter.add_(1.0)
+    whole = caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), progress=False)
+    resumed = caveat.fit(task, caveat.HMC(2, 20, 4, 0.2), folder=interrupted, progress=False)
+    assert torch.equal(flat_draws(resumed), flat_draws(whole))
+
+
 def test_another_configuration_is_refused_and_the_draws_are_kept(interrupted: Path) -> None:
     partial = interrupted.with_name("posterior.partial")
     before = {path.name: path.read_bytes() for path in partial.iterdir()}
@@ -554,14 +594,16 @@ def test_another_configuration_is_refused_and_the_draws_are_kept(interrupted: Pa
 
 def test_a_fit_that_fails_keeps_the_draws_that_it_had(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = interrupted.with_name("posterior.partial")
-    before = numpy.load(partial / "params-0.npy")[:, :12]
-    monkeypatch.setattr(Chains, "gradient", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), folder=interrupted, progress=False)
-    monkeypatch.setattr("caveat.methods.hmc.HOPELESS", 1)
-    monkeypatch.setattr("caveat.methods.hmc.DIVERGED", -1.0)
-    monkeypatch.undo()
-    assert (numpy.load(partial / "params-0.npy")[:, :12] == before).all()
+    before = {path.name: path.read_bytes() for path in partial.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("caveat.methods.hmc.DIVERGED", -1.0)  # every proposal, from now on
+        patch.setattr("caveat.methods.hmc.HOPELESS", 1)
+        with pytest.raises(ValueError, match="every proposal diverged"):
+            caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), folder=interrupted, progress=False)
+    assert {path.name: path.read_bytes() for path in partial.iterdir()} == before
+    whole = caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), progress=False)
+    resumed = caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), folder=interrupted, progress=False)
+    assert torch.equal(flat_draws(resumed), flat_draws(whole))
 
 
 def run_script(text: str, folder: Path, ranks: int = 1) -> str:
@@ -590,11 +632,18 @@ def long_run(folder: Path | None) -> caveat.Posterior:
     return caveat.fit(network_task(likelihood="Poisson"), method, seed=3, folder=folder, progress=False)
 
 
+def load_what_fits_need() -> None:
+    """Import what is imported at first use, once for all processes that fork from this one."""
+    task = network_task()
+    forward_flops(task.network, task.network.params(), task.train.everything()[0])
+
+
 KILLS = """
 import json, os, random, signal, time
 from pathlib import Path
 from caveat.engine.run import Run
 
+here.load_what_fits_need()
 calls = [0]
 def due(self):  # kept every third iteration: in the fit itself that is every ten seconds
     calls[0] += 1
@@ -670,6 +719,8 @@ import json, os, threading, time
 from pathlib import Path
 import torch
 from torch import nn
+
+here.load_what_fits_need()
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
