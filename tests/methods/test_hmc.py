@@ -337,7 +337,7 @@ def network_task(dtype: torch.dtype = torch.float32, likelihood: str = "Bernoull
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_what_is_stored_of_each_draw(dtype: torch.dtype, temperature: float) -> None:
     task = network_task(dtype, "Gaussian")
-    method = caveat.HMC(2, 40, 5, step_size=0.25, temperature=temperature)
+    method = caveat.HMC(2, 40, 5, step_size=0.25, jitter=0.0, temperature=temperature)
     posterior = caveat.fit(task, method, seed=9, progress=False)
     stats, draws = posterior.state["stats"], flat_draws(posterior)
     assert {name: (value.dtype, tuple(value.shape)) for name, value in stats.items()} == {
@@ -385,7 +385,7 @@ def test_jitter_varies_the_length_of_trajectories() -> None:
 
 
 def test_cut_trajectories_of_the_warmup_are_said() -> None:
-    method = caveat.HMC(1, 2, 2, step_size=0.1, trajectory=25.0)
+    method = caveat.HMC(1, 2, 2, step_size=0.1, trajectory=25.0, jitter=0.0)
     posterior = caveat.fit(network_task(), method, progress=False)
     assert any(
         "cut at 200 leapfrog steps; those of the draws had up to 250" in warning for warning in posterior.info.warnings
