@@ -10,8 +10,9 @@ The peers live in an environment of their own:
     python3.11 -m venv mcmc
     mcmc/bin/pip install "jax[cpu]==0.10.2" blackjax==1.7.1 numpyro==0.22.0 pyro-ppl==1.9.2 torch==2.13.0 numpy
 
-Everyone gets the same rows, first weights, log density (checked first: value and gradient against float64), step size
-and number of leapfrog steps, an identity mass and no adaptation, in float32. A gradient is one over all rows for one
+Everyone gets the same rows, log density (checked first at the same weights: value and gradient against float64), step
+size and number of leapfrog steps, an identity mass and no adaptation, in float32. Peers share their chains' first
+weights, ours draw their own. A gradient is one over all rows for one
 chain; set-up and compilation are not counted. Effective samples are the median bulk size over the class probabilities
 of 100 test rows, after as many draws that are thrown away. Every measurement is a process of its own, and memory its
 peak. Peers run as fast as they can be made to: in whichever of their modes is fastest (chains batched, one after the
@@ -517,7 +518,7 @@ class NumPyro(BlackJAX):
 def jax_forward(case: str, params: dict[str, Any], x: Any) -> Any:
     """The networks of `network` in JAX.
 
-    XLA's convolutions take many seconds on a CPU inside a loop, such as a trajectory is: hence patches and a matrix.
+    XLA's convolutions were far slower on a CPU inside a loop, such as a trajectory is: hence patches and a matrix.
     """
     import jax
     from jax import numpy as jnp

@@ -89,7 +89,7 @@ class Chains:
         self.lanes = [(g, Lane(self.network, coordinates, at_once, task.hyper, temperature)) for g in groups]
         if self.network.device.type == "cpu":
             for _, lane in self.lanes:
-                lane.speed_up(task.train)
+                lane.write_out(task.train)
         self._threads = torch.get_num_threads()
         self._pool: ThreadPoolExecutor | None = None
 

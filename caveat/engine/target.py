@@ -10,18 +10,16 @@ float64 whatever the network's type: the differences that an accept step needs a
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
+from torch import Tensor
 
 from caveat.batches import Inputs, tensors
 from caveat.engine.coordinates import Coordinates
 from caveat.engine.cost import forward_flops, free_bytes
 from caveat.engine.distributed import Ranks
+from caveat.engine.perceptron import Perceptron, is_plain, softmax_at_labels
 from caveat.likelihoods import Categorical, Hyper
 from caveat.network import Network, Params
 from caveat.rows import Batch, Rows
@@ -29,6 +27,9 @@ from caveat.rows import Batch, Rows
 __all__ = ["Lane", "Pieces"]
 
 _ACTIVATION_BYTES = {"cpu": 2**24, "cuda": 2**30}  # that one piece of the rows may leave on its way
+_STACK_BYTES = (
+    2**21
+)  # where backpropagation is written out: the inputs are still near when the weights' gradient needs them
 
 
 class Pieces:
@@ -46,7 +47,12 @@ class Pieces:
         few = min(len(rows), 2)
         x, _ = next(rows.batches([order[:few]], self.device))
         left, self.flops = _activation_bytes(network, x) // few, forward_flops(network, network.params(), x) / few
-        size = max(1, min(len(rows), _ACTIVATION_BYTES[self.device.type] // max(left, 1)))
+        room = (
+            _STACK_BYTES
+            if self.device.type == "cpu" and is_plain(network.module)
+            else _ACTIVATION_BYTES[self.device.type]
+        )
+        size = max(1, min(len(rows), room // max(left, 1)))
         self._order = [own.split(size) if len(own := ranks.part(part)) else () for part in order.tensor_split(parts)]
         needed = len(rows) // ranks.size * sum(t.nbytes for t in tensors(x)) // few
         self._kept: list[list[Batch]] | None = None
@@ -79,28 +85,17 @@ class Lane:
         self._weights = torch.zeros(chains, coordinates.size, dtype=network.dtype, device=network.device)
         self._gradient = torch.zeros_like(self._weights)
         self._own = network.with_fixed({}) if chains == 1 else network
+        self._perceptron: Perceptron | None = None
         self._labels_only = False  # whether the likelihood is a plain softmax at labels that all count
         self._leaves = self._tied() if chains == 1 else self._stacked()
 
-    def speed_up(self, rows: Rows) -> None:
-        """On a CPU: linear layers that keep rows last, and the softmax of plain labels in one piece, where they serve.
-
-        Together they take an eighth off a small network's gradient. A module that cannot take outputs of another
-        memory layout (a `view` after a linear layer) keeps its own layers.
-        """
+    def write_out(self, rows: Rows) -> None:
+        """On a CPU: backpropagation written out, where the network is a plain stack of layers."""
         likelihood = self.network.likelihood
         if isinstance(likelihood, Categorical) and likelihood.class_weights is None and rows.in_memory:
             self._labels_only = not bool((rows.targets() == likelihood.ignore_index).any())
-        x, _ = next(rows.batches([torch.arange(min(len(rows), 2))]))
-        layers = [m for m in self._own.module.modules() if type(m) is nn.Linear and m.bias is not None]
-        for layer in layers:
-            layer.forward = partial(_rows_last, layer)  # type: ignore[method-assign]
-        try:
-            with torch.no_grad():
-                self._own.evaluation_pass(x)
-        except RuntimeError:
-            for layer in layers:
-                del layer.forward
+        with torch.no_grad():
+            self._perceptron = Perceptron.of(self._own.module)
 
     def _tied(self) -> Params:
         """The parameters of a copy of the module, they and their gradients views of the flat vectors."""
@@ -133,6 +128,10 @@ class Lane:
         total = torch.zeros(self.chains, dtype=torch.float64, device=position.device)
         with torch.enable_grad():
             for x, y in rows:
+                if self._perceptron is not None and isinstance(x, Tensor) and y.ndim < 3:
+                    with torch.no_grad():
+                        total += self._perceptron.add_gradient(x, lambda outputs, y=y: self._ends(outputs, y, times))  # type: ignore[misc]
+                    continue
                 values = self._log_likelihood(x, y)
                 self._add_gradient(values.sum() if times == 1 else times * values.sum())
                 total += values.detach()
@@ -143,6 +142,18 @@ class Lane:
         if prior:
             gradient[:, normal].sub_(self.coordinates.prior_gradient(position), alpha=prior)
         return total, gradient if self.temperature == 1 else gradient.div_(self.temperature)
+
+    def _ends(self, outputs: Tensor, y: Tensor, times: float) -> tuple[Tensor, Tensor]:
+        """Log likelihood of outputs [C, B] and its gradient, so many times; that of the noise is added where it is."""
+        if self._labels_only:
+            value, gradient = softmax_at_labels(outputs, y.long())
+            return value, gradient if times == 1 else gradient.mul_(times)
+        leaf = outputs.t().requires_grad_()
+        with torch.enable_grad():
+            noise = {"log_noise": self._leaves["hyper/log_noise"]} if "hyper/log_noise" in self._leaves else {}
+            value = self.network.likelihood.log_prob(leaf, y, self.hyper | noise).sum(dtype=torch.float64)
+            (times * value).backward()
+        return value.detach(), cast(Tensor, leaf.grad).t().contiguous()
 
     def _add_gradient(self, value: Tensor) -> None:
         """To the flat gradient; backward() would warn of several chains' leaves, which do not lie densely."""
@@ -167,9 +178,6 @@ class Lane:
         """Of a piece of the rows, [chains]."""
 
         def of(outputs: Tensor, params: Params) -> Tensor:
-            if self._labels_only and outputs.ndim == 2:
-                total: Tensor = _LabelsTogether.apply(outputs, y.long())
-                return total
             noise = {"log_noise": params["hyper/log_noise"]} if "hyper/log_noise" in params else {}
             return self.network.likelihood.log_prob(outputs, y, self.hyper | noise).sum(dtype=torch.float64)
 
@@ -199,31 +207,6 @@ class Lane:
                 density = density - 0.5 * (noise.square() + math.log(2 * math.pi)).sum()
             densities.append(density)
         return torch.stack(densities)
-
-
-class _LabelsTogether(torch.autograd.Function):
-    """The log likelihood of labels under a softmax, summed in float64; rows are the last axis on the way."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        log_probs = F.log_softmax(logits.t().contiguous(), 0)  # [C, B]
-        ctx.save_for_backward(log_probs, labels)
-        return log_probs.gather(0, labels.unsqueeze(0)).sum(dtype=torch.float64)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        log_probs, labels = ctx.saved_tensors
-        gradient = log_probs.exp().neg_()
-        gradient.scatter_add_(0, labels.unsqueeze(0), gradient.new_ones(1, len(labels)))
-        return gradient.mul_(upstream.to(gradient.dtype)).t(), None
-
-
-def _rows_last(layer: nn.Linear, x: Tensor) -> Tensor:
-    """W x^T + b: the matrix products that a CPU does fastest when outputs are few."""
-    if x.ndim != 2:
-        return F.linear(x, layer.weight, layer.bias)
-    return torch.addmm(layer.bias.unsqueeze(1), layer.weight, x.t()).t()
 
 
 def vmap_takes(network: Network, x: Inputs) -> bool:

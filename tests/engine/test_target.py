@@ -261,32 +261,65 @@ def test_modules_that_cannot_be_batched_are_told_apart() -> None:
     assert_density_is_that_of_the_definition(Task(DataDependent().double(), rows("Categorical"), caveat.Categorical()))
 
 
-class Viewing(nn.Module):
-    """Takes its linear layer's output apart with `view`, which needs rows first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x).view(len(x), 2, 3).tanh().sum(1))
+STACKS = {
+    "tanh": lambda width: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, width)),
+    "deep": lambda width: nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, width)
+    ),
+    "linear": lambda width: nn.Sequential(nn.Linear(4, width)),
+}
 
 
-@pytest.mark.parametrize("module", [lambda: mlp("Categorical"), lambda: Viewing().double()])
-def test_what_is_done_for_speed_changes_nothing(module) -> None:
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("likelihood", WIDTH)
+def test_backpropagation_written_out_is_that_of_autograd(stack: str, likelihood: str) -> None:
+    torch.manual_seed(0)
+    task = Task(STACKS[stack](WIDTH[likelihood]).double(), rows(likelihood), getattr(caveat, likelihood)())
+    coordinates = Coordinates.of(task.network, task.hyper)
+    slow, fast = (Lane(task.network, coordinates, 1, task.hyper) for _ in range(2))
+    fast.write_out(task.train)
+    assert fast._perceptron is not None
+    assert fast._labels_only is (likelihood == "Categorical")
+    position = torch.randn(1, coordinates.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pieces = Pieces(task.train, task.network).part()
+    for times in (1.0, 2.5):
+        for one, other in zip(
+            slow.gradient(position, pieces, times=times), fast.gradient(position, pieces, times=times), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_what_is_not_a_plain_stack_is_left_to_autograd() -> None:
+    shared = nn.Linear(4, 4)
+    hooked = nn.Sequential(nn.Linear(4, 3))
+    hooked[0].register_forward_hook(lambda *_: None)
+    for module in (
+        nn.Sequential(shared, nn.Tanh(), shared),
+        nn.Sequential(nn.Linear(4, 3), nn.GELU()),
+        nn.Sequential(nn.Linear(4, 3, bias=False)),
+        nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)),
+        hooked,
+    ):
+        task = Task(module.double(), rows("Categorical"), caveat.Categorical())
+        lane = Lane(task.network, Coordinates.of(task.network, task.hyper), 1, task.hyper)
+        lane.write_out(task.train)
+        assert lane._perceptron is None
     x, y = rows("Categorical")
-    plain_labels = caveat.Categorical()
-    some_ignored = caveat.Categorical(ignore_index=2)
-    for likelihood, together in ((plain_labels, True), (some_ignored, False)):
-        task = Task(module(), (x, y), likelihood)
+    for likelihood in (caveat.Categorical(ignore_index=2), caveat.Categorical(class_weights=(1.0, 2.0, 3.0))):
+        task = Task(mlp("Categorical"), (x, y), likelihood)
         coordinates = Coordinates.of(task.network, task.hyper)
         slow, fast = (Lane(task.network, coordinates, 1, task.hyper) for _ in range(2))
-        fast.speed_up(task.train)
-        assert fast._labels_only is together
-        position = torch.randn(1, coordinates.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        pieces = Pieces(task.train, task.network).part()
+        fast.write_out(task.train)
+        assert not fast._labels_only
+        position, pieces = torch.ones(1, coordinates.size, dtype=torch.float64), Pieces(task.train, task.network).part()
         for one, other in zip(slow.gradient(position, pieces), fast.gradient(position, pieces), strict=True):
             torch.testing.assert_close(one, other)
+    frozen = mlp("Categorical")
+    frozen[0].bias.requires_grad_(False)  # type: ignore[index, union-attr]
+    task = Task(frozen, (x, y), caveat.Categorical())
+    lane = Lane(task.network, Coordinates.of(task.network, task.hyper), 1, task.hyper)
+    lane.write_out(task.train)
+    assert lane._perceptron is None
 
 
 def test_functions_count_in_the_size_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
