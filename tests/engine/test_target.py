@@ -172,7 +172,7 @@ def test_recurrent_and_convolutional_layers() -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for three or four rows' activations."""
-    monkeypatch.setitem(target._ACTIVATION_BYTES, "cpu", 600)
+    monkeypatch.setattr(target, "_STACK_BYTES", 600)
 
 
 def sizes(pieces: Pieces, part: int = 0) -> list[int]:
