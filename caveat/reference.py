@@ -74,12 +74,13 @@ class ReferenceRecipe:
 
 
 _SAMPLER = HMC(chains=4, length=400, jitter=0.2)
-_LONGER = HMC(chains=4, length=600, jitter=0.2)  # ten thousand predictions must all have mixed
-_PRIOR = GaussianPrior(precision=10.0)  # variance 0.1
+_SMALL_STEPS = HMC(chains=4, length=400, jitter=0.2, step_size=0.01)  # a learned variance makes for steep places
+_LONG = HMC(chains=4, length=600, jitter=0.2)  # ten thousand predictions must all have mixed
+_PRIOR, _NUMBERS = GaussianPrior(precision=10.0), HeteroscedasticGaussian(standardise=True)
 RECIPES = {
     "digits": ReferenceRecipe("digits", Categorical(), 32, 10, _PRIOR, _SAMPLER, rotations=(15, 30, 45, 60, 75, 90)),
-    "diabetes": ReferenceRecipe("diabetes", HeteroscedasticGaussian(standardise=True), 50, 2, _PRIOR, _SAMPLER),
-    "mnist1d": ReferenceRecipe("mnist1d", Categorical(), 100, 10, _PRIOR, _LONGER, training_rows=1000),
+    "diabetes": ReferenceRecipe("diabetes", _NUMBERS, 50, 2, _PRIOR, _SMALL_STEPS),
+    "mnist1d": ReferenceRecipe("mnist1d", Categorical(), 100, 10, _PRIOR, _LONG, training_rows=1000),
 }
 
 

@@ -31,6 +31,7 @@ from caveat.task import Task
 __all__ = ["Chains", "DrawStore", "random_stream", "say_what_is_left_out", "stored_draws"]
 
 Result = TypeVar("Result")
+SMALL_PIECE = 2**24  # FLOP of a forward pass below which a second thread costs more in waiting than it brings
 
 
 def random_stream(seed: int, *of: object, device: torch.device | str = "cpu") -> torch.Generator:
@@ -101,8 +102,10 @@ class Chains:
 
     def __enter__(self) -> "Chains":
         workers = min(len(self.lanes), self._threads)
-        if workers > 1 and self.network.device.type == "cpu" and self.ranks.size == 1:
-            share = (max(1, self._threads // workers),)
+        small = self.pieces.flops_of_piece < SMALL_PIECE
+        threads = 1 if small else max(1, self._threads // workers)
+        if threads < self._threads and self.network.device.type == "cpu" and self.ranks.size == 1:
+            share = (threads,)
             self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=share)
         return self
 

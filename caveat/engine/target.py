@@ -58,6 +58,7 @@ class Pieces:
         self._kept: list[list[Batch]] | None = None
         if needed <= (free_bytes(self.device) or 2**32) // 4:
             self._kept = [list(rows.batches(part, self.device)) for part in self._order]
+        self.flops_of_piece = self.flops * size
         self.flops *= len(rows)  # of a forward pass over all of them
 
     def part(self, index: int = 0) -> Iterable[Batch]:
