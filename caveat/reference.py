@@ -26,7 +26,7 @@ from caveat import data, models
 from caveat.data.download import cache_folder
 from caveat.evaluate import evaluate
 from caveat.evaluate.diagnose import diagnose
-from caveat.evaluate.fidelity import fidelity
+from caveat.evaluate.fidelity import noise_floor, on_cpu, some_draws
 from caveat.evaluate.reference_set import ReferenceSet, chain_tensors, identity, read_reference
 from caveat.fitting import fit
 from caveat.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
@@ -171,10 +171,12 @@ def make_reference(
     chains, draws = posterior.state["stats"]["lp"].shape
     stored, diagnoses, floors = {}, {}, {}
     for part, (x, y) in recipe.parts(rows).items():
-        prediction = posterior.predict(x, draws=chains * draws)
+        prediction = on_cpu(posterior.predict(x, draws=chains * draws))
         stored[part] = {"inputs": x.half()} | chain_tensors(prediction, chains, recipe.kept if part == "clean" else 0)
-        diagnoses[part] = dataclasses.asdict(diagnose(posterior, (x, y), rows=len(x)))
-        floors[part] = {k: dataclasses.asdict(v) for k, v in fidelity(posterior, posterior, (x, y)).floor.items()}
+        weights = 2000 if part == "clean" else 1  # which do not depend on the rows
+        diagnoses[part] = dataclasses.asdict(diagnose(posterior, (x, y), rows=len(x), weights=weights))
+        floor = noise_floor([some_draws(prediction, slice(c * draws, (c + 1) * draws)) for c in range(chains)])
+        floors[part] = {score: dataclasses.asdict(value) for score, value in floor.items()}
     scores = evaluate(posterior, {"clean": rows.test}, progress=False)["clean"].metrics
     facts = {
         "name": name,

@@ -68,6 +68,8 @@ def short(method: type) -> caveat.Method:
         return dataclasses.replace(quick, training=dataclasses.replace(quick.training, epochs=3))
     if any(field.name == "trajectory" for field in dataclasses.fields(quick)):
         return dataclasses.replace(quick, length=10, warmup=20, trajectory=0.1)
+    if any(field.name == "learning_rate" for field in dataclasses.fields(quick)):
+        return dataclasses.replace(quick, learning_rate=0.01)
     return quick
 
 

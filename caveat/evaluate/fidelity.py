@@ -33,7 +33,7 @@ from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Kind, 
 from caveat.predictive.protocol import row_numbers
 from caveat.rows import Data, Rows
 
-__all__ = ["Fidelity", "fidelity", "fidelity_on"]
+__all__ = ["Fidelity", "fidelity", "fidelity_on", "noise_floor", "on_cpu", "some_draws"]
 
 _BLOCK_ROWS = 1024  # predicted at once; a reference has many draws
 _FLOOR = "floor/"
@@ -104,25 +104,36 @@ def fidelity_on(
     found: list[Columns] = []
     done = 0
     for x, y in blocks(rows, _BLOCK_ROWS):
-        ours = _on_cpu(posterior.predict(x, draws=draws, seed=seed))
-        theirs = [_on_cpu(chain) for chain in by_chain(x, slice(done, done + len(y)))]
+        ours = on_cpu(posterior.predict(x, draws=draws, seed=seed))
+        theirs = [on_cpu(chain) for chain in by_chain(x, slice(done, done + len(y)))]
         _check_same_outputs(ours, theirs[0])
-        columns = _compare_classes(ours, theirs, y) if ours.kind == "classification" else _compare_numbers(ours, theirs)
-        found.append({name: column.cpu() for name, column in columns.items()} | {"rows": columns["rows"].cpu() + done})
+        columns = _compare(ours, theirs, y)
+        found.append(columns | {"rows": columns["rows"] + done})
         done += len(y)
     joined = {name: torch.cat([block[name] for block in found]) for name in found[0]}
-    numbers = joined.pop("rows")
-    if not len(numbers):
+    if not len(joined["rows"]):
         raise ValueError("there is nothing to compare: every target is one that the likelihood ignores")
-    scores = {name: Score(*mean_and_stderr(column, numbers)) for name, column in joined.items()}
-    return Fidelity(
-        kind=ours.kind,
-        scores={name: score for name, score in scores.items() if not name.startswith(_FLOOR)},
-        floor={name.removeprefix(_FLOOR): score for name, score in scores.items() if name.startswith(_FLOOR)},
-        rows=len(rows),
-        chains=chains,
-        draws=draws_each,
-        notes=_differences(posterior, reference),
+    scores, floor = _scores(joined)
+    return Fidelity(ours.kind, scores, floor, len(rows), chains, draws_each, _differences(posterior, reference))
+
+
+def noise_floor(chains: Sequence[Predictive]) -> dict[str, Score]:
+    """The scores of one chain against the mixture of the others, averaged over chains."""
+    nothing_ignored = torch.empty(0)
+    return _scores(_compare(chains[0], chains, nothing_ignored))[1]
+
+
+def _compare(ours: Predictive, chains: Sequence[Predictive], targets: Tensor) -> Columns:
+    return _compare_classes(ours, chains, targets) if ours.kind == "classification" else _compare_numbers(ours, chains)
+
+
+def _scores(columns: Columns) -> tuple[dict[str, Score], dict[str, Score]]:
+    """Means over rows: the scores, and their floors."""
+    rows = columns["rows"]
+    found = {name: Score(*mean_and_stderr(column, rows)) for name, column in columns.items() if name != "rows"}
+    return (
+        {name: score for name, score in found.items() if not name.startswith(_FLOOR)},
+        {name.removeprefix(_FLOOR): score for name, score in found.items() if name.startswith(_FLOOR)},
     )
 
 
@@ -141,7 +152,7 @@ def _fitted(reference: Posterior) -> tuple[ByChain, int, int]:
 
     def by_chain(x: Inputs, rows: slice) -> Sequence[Predictive]:
         prediction = reference.predict(x, draws=chains * draws)  # every stored draw once, chain by chain
-        return [_some_draws(prediction, slice(c * draws, (c + 1) * draws)) for c in range(chains)]
+        return [some_draws(prediction, slice(c * draws, (c + 1) * draws)) for c in range(chains)]
 
     return by_chain, chains, draws
 
@@ -152,14 +163,14 @@ def _stored(reference: ReferenceSet, rows: Rows) -> tuple[ByChain, int, int]:
     return lambda x, rows: reference.by_chain(part, rows), reference.chains, reference.draws
 
 
-def _on_cpu(prediction: Predictive) -> Predictive:
+def on_cpu(prediction: Predictive) -> Predictive:
     """The same prediction there, where a stored reference is."""
     fields = {field.name: getattr(prediction, field.name) for field in dataclasses.fields(cast(Any, prediction))}
     moved = {name: value.cpu() for name, value in fields.items() if isinstance(value, Tensor)}
     return dataclasses.replace(cast(Any, prediction), **moved)
 
 
-def _some_draws(prediction: Predictive, draws: slice) -> Predictive:
+def some_draws(prediction: Predictive, draws: slice) -> Predictive:
     """The same prediction from some of its draws; what is compared here does not read `noise`, which stays."""
     fields = {field.name: getattr(prediction, field.name) for field in dataclasses.fields(cast(Any, prediction))}
     return dataclasses.replace(
