@@ -1,8 +1,9 @@
 """Chains: what Markov chain methods share. Who moves which chain where, random streams, and the store of draws.
 
 Every random number of a chain comes from a stream of its own, named by seed, chain and iteration: a chain is the same
-alone, beside others, on another rank, and after a kill. Draws go into arrays [chains, draws, ...] that are mapped to
-files where the run has a folder, so that memory does not grow with their number.
+after a kill, bit for bit, and to rounding alone, beside others, on another rank and with other threads. Draws go into
+arrays [chains, draws, ...] that are mapped to files where the run has a folder, so that memory does not grow with their
+number.
 """
 
 import hashlib
@@ -84,26 +85,47 @@ class Chains:
         self.ranks = Ranks() if shared else run.ranks  # that share the rows
         self.mine = run.ranks.mine(range(count)) if shared else [*range(count)]
         self.pieces = Pieces(task.train, self.network, parts, self.ranks)
-        at_once = len(self.mine) if batched and self._can_batch() else 1
-        groups = [slice(i, i + at_once) for i in range(0, len(self.mine), at_once)]
-        # Which of this process's chains a lane has, and the lane.
-        self.lanes = [(g, Lane(self.network, coordinates, at_once, task.hyper, temperature)) for g in groups]
-        if self.network.device.type == "cpu":
-            for _, lane in self.lanes:
-                lane.write_out(task.train)
         self._threads = torch.get_num_threads()
+        plain = Lane.can_write_out(self.network, task.train)
+        groups = self._groups(plain) if batched else [slice(i, i + 1) for i in range(len(self.mine))]
+        # Which of this process's chains a lane has, and the lanes that share its rows.
+        self.lanes: list[tuple[slice, Lane]] = []
+        self._helpers: dict[Lane, list[Lane]] = {}
+        for own in groups:
+            team = [
+                Lane(self.network, coordinates, own.stop - own.start, task.hyper, temperature)
+                for _ in range(max(1, self._threads // len(groups)) if plain and not self.small else 1)
+            ]
+            self.lanes.append((own, team[0]))
+            self._helpers[team[0]] = team[1:]
+            if plain:
+                for lane in team:
+                    lane.write_out(task.train)
         self._pool: ThreadPoolExecutor | None = None
 
-    def _can_batch(self) -> bool:
-        if self.network.device.type == "cpu" or len(self.mine) == 1:
-            return False  # a thread a chain is as fast, and a chain's rounding does not depend on the others
-        x, _ = next(iter(self.pieces.part()))
-        return vmap_takes(self.network, x)
+    @property
+    def small(self) -> bool:
+        """Whether a second thread would cost a piece of the rows more in waiting than it brings."""
+        return self.pieces.flops_of_piece < SMALL_PIECE
+
+    def _groups(self, plain: bool) -> list[slice]:
+        """Which of this process's chains go together: on a CPU as many as there are threads, else all, where they can.
+
+        Without backpropagation that is written out, a thread a chain is as fast on a CPU.
+        """
+        count = len(self.mine)
+        if plain:
+            at_once = -(-count // self._threads)
+        elif self.network.device.type == "cpu" or count == 1:
+            at_once = 1
+        else:
+            at_once = count if vmap_takes(self.network, next(iter(self.pieces.part()))[0]) else 1
+        return [slice(i, min(i + at_once, count)) for i in range(0, count, at_once)]
 
     def __enter__(self) -> "Chains":
-        workers = min(len(self.lanes), self._threads)
-        small = self.pieces.flops_of_piece < SMALL_PIECE
-        threads = 1 if small else max(1, self._threads // workers)
+        teams = any(self._helpers.values())
+        workers = self._threads if teams else min(len(self.lanes), self._threads)
+        threads = 1 if self.small or teams else max(1, self._threads // workers)
         if threads < self._threads and self.network.device.type == "cpu" and self.ranks.size == 1:
             share = (threads,)
             self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=share)
@@ -114,6 +136,12 @@ class Chains:
             self._pool.shutdown()
             torch.set_num_threads(self._threads)
 
+    def use(self, coordinates: Coordinates) -> None:
+        """Have the density in other coordinates."""
+        for lane, helpers in self._helpers.items():
+            for one in (lane, *helpers):
+                one.coordinates = coordinates
+
     def each(self, work: Callable[[Lane, slice], Result]) -> list[Result]:
         """`work(lane, which chains)` for every lane, side by side where there are threads."""
         if self._pool is None:
@@ -122,8 +150,17 @@ class Chains:
 
     def gradient(self, lane: Lane, position: Tensor, part: int = 0) -> tuple[Tensor, Tensor]:
         """Log likelihood of one part of the rows and the gradient that it and its share of the prior give."""
-        share = 1 / (self.parts * self.ranks.size)
-        found = lane.gradient(position, self.pieces.part(part), prior=share)
+        share, rows = 1 / (self.parts * self.ranks.size), self.pieces.part(part)
+        helpers = self._helpers[lane] if self._pool is not None and isinstance(rows, list) else []
+        count = 1 + len(helpers)
+        others = [
+            self._pool.submit(helper.gradient, position, rows[i::count], prior=0)  # type: ignore[union-attr, index]
+            for i, helper in enumerate(helpers, 1)
+        ]
+        found = lane.gradient(position, rows[::count] if others else rows, prior=share)  # type: ignore[index]
+        for other in others:
+            for mine, its in zip(found, other.result(), strict=True):
+                mine += its
         self.ranks.add(found)
         return found
 

@@ -4,7 +4,8 @@
 
 In a small network autograd's bookkeeping takes longer than its arithmetic: this takes two thirds of the time of a
 backward pass (64-32-10, 1,438 rows). Rows are the last axis throughout, which is what matrix products with few outputs
-and a softmax over few classes are fastest with.
+and a softmax over few classes are fastest with. Several chains go through at once: two threads then
+wait less for Python.
 """
 
 from collections.abc import Callable
@@ -14,16 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from caveat.network import Params
+
 __all__ = ["Perceptron", "is_plain", "softmax_at_labels"]
 
-Ends = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs [C, B] -> log likelihood, and its gradient [C, B]
+# Outputs [chains, C, B] -> log likelihoods [chains], and their gradient [chains, C, B].
+Ends = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _aten = torch.ops.aten
 # An activation, and its gradient from that of its output, its input and its output.
 _ACTIVATIONS: dict[type, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    nn.ReLU: (torch.relu, lambda g, x, y: _aten.threshold_backward(g, y, 0)),
-    nn.SiLU: (F.silu, lambda g, x, y: _aten.silu_backward(g, x)),
-    nn.Tanh: (torch.tanh, lambda g, x, y: _aten.tanh_backward(g, y)),
+    nn.ReLU: (torch.relu, lambda g, x, y: _aten.threshold_backward.default(g, y, 0)),
+    nn.SiLU: (F.silu, lambda g, x, y: _aten.silu_backward.default(g, x)),
+    nn.Tanh: (torch.tanh, lambda g, x, y: _aten.tanh_backward.default(g, y)),
 }
 
 
@@ -40,46 +44,47 @@ def is_plain(module: nn.Module) -> bool:
 
 
 class Perceptron:
-    """A module's layers, if it is a plain stack of them; gradients are added to each parameter's own `grad`."""
+    """The layers of a plain stack for several chains: their weights [chains, ...], and where gradients are added."""
 
-    def __init__(self, layers: list[Any]) -> None:
-        self.layers = layers
+    def __init__(self, module: nn.Module, weights: Params, gradients: Params) -> None:
+        self._chains = len(next(iter(weights.values())))
+        self._layers: list[Any] = []  # an activation and its derivative, or weight, bias and their gradients
+        for name, layer in module.named_children():
+            if type(layer) is nn.Linear:
+                own, gradient = ([p[f"{name}.weight"], p[f"{name}.bias"].unsqueeze(2)] for p in (weights, gradients))
+                self._layers.append((*own, *gradient))
+            elif type(layer) is not nn.Flatten:
+                self._layers.append(_ACTIVATIONS[type(layer)])
 
-    @staticmethod
-    def of(module: nn.Module) -> "Perceptron | None":
-        """None for a module that is no such stack, or whose parameters do not all have room for a gradient."""
-        ready = all(p.requires_grad and p.grad is not None for p in module.parameters())
-        return (
-            Perceptron([m for m in module.children() if type(m) is not nn.Flatten])
-            if ready and is_plain(module)
-            else None
-        )
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Rows [B, ...], then what every layer makes of them, [chains, units, B]."""
+        x = x.flatten(1).t()
+        kept = [x.expand(self._chains, *x.shape)]
+        for layer in self._layers:
+            h = kept[-1]
+            kept.append(layer[0](h) if len(layer) == 2 else torch.baddbmm(layer[1], layer[0], h))
+        return kept
 
     def add_gradient(self, x: Tensor, ends: Ends) -> Tensor:
-        """The log likelihood of rows; its gradient is added."""
-        kept, h = [], x.flatten(1).t()  # [features, B]
-        for layer in self.layers:
-            known = _ACTIVATIONS.get(type(layer))
-            out = torch.addmm(layer.bias.unsqueeze(1), layer.weight, h) if known is None else known[0](h)
-            kept.append((h, out))
-            h = out
-        value, g = ends(h)
-        for place in reversed(range(len(self.layers))):
-            layer, (before, out) = self.layers[place], kept[place]
-            known = _ACTIVATIONS.get(type(layer))
-            if known is not None:
-                g = known[1](g, before, out)
+        """The log likelihood of rows, [chains]; its gradient is added."""
+        kept = self.forward(x)
+        value, g = ends(kept[-1])
+        for place in range(len(self._layers) - 1, -1, -1):
+            layer, before = self._layers[place], kept[place]
+            if len(layer) == 2:
+                g = layer[1](g, before, kept[place + 1])
                 continue
-            layer.weight.grad.addmm_(g, before.t())
-            layer.bias.grad.add_(g.sum(1))
+            layer[2].baddbmm_(g, before.transpose(1, 2))
+            layer[3].add_(g.sum(2, keepdim=True))
             if place:
-                g = layer.weight.t() @ g
+                g = layer[0].transpose(1, 2) @ g
         return value
 
 
 def softmax_at_labels(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log likelihood of labels under a softmax of logits [C, B], summed in float64, and its gradient."""
-    log_probs = F.log_softmax(logits, 0)
-    value = log_probs.gather(0, labels.unsqueeze(0)).sum(dtype=torch.float64)
+    """Log likelihood of labels under a softmax of logits [chains, C, B], summed in float64, and its gradient."""
+    log_probs = F.log_softmax(logits, 1)
+    at = labels.expand(len(logits), 1, -1)
+    value = log_probs.gather(1, at).sum((1, 2), dtype=torch.float64)
     gradient = log_probs.exp_().neg_()
-    return value, gradient.scatter_add_(0, labels.unsqueeze(0), gradient.new_ones(1, len(labels)))
+    return value, gradient.scatter_add_(1, at, gradient.new_ones(()).expand(at.shape))

@@ -10,10 +10,11 @@ float64 whatever the network's type: the differences that an accept step needs a
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caveat.batches import Inputs, tensors
 from caveat.engine.coordinates import Coordinates
@@ -27,9 +28,8 @@ from caveat.rows import Batch, Rows
 __all__ = ["Lane", "Pieces"]
 
 _ACTIVATION_BYTES = {"cpu": 2**24, "cuda": 2**30}  # that one piece of the rows may leave on its way
-_STACK_BYTES = (
-    2**21
-)  # where backpropagation is written out: the inputs are still near when the weights' gradient needs them
+# Where backpropagation is written out: the inputs are still near when the weights' gradient needs them.
+_STACK_BYTES = 2**21
 
 
 class Pieces:
@@ -53,6 +53,8 @@ class Pieces:
             else _ACTIVATION_BYTES[self.device.type]
         )
         size = max(1, min(len(rows), room // max(left, 1)))
+        if 16 < size < len(rows):
+            size -= size % 16  # whole vectors of a processor: 295 rows took a tenth longer than 288
         self._order = [own.split(size) if len(own := ranks.part(part)) else () for part in order.tensor_split(parts)]
         needed = len(rows) // ranks.size * sum(t.nbytes for t in tensors(x)) // few
         self._kept: list[list[Batch]] | None = None
@@ -90,13 +92,20 @@ class Lane:
         self._labels_only = False  # whether the likelihood is a plain softmax at labels that all count
         self._leaves = self._tied() if chains == 1 else self._stacked()
 
+    @staticmethod
+    def can_write_out(network: Network, rows: Rows) -> bool:
+        """Whether the network is a plain stack of layers on a CPU, all of them selected, of rows that it can take."""
+        x, names = next(rows.batches([torch.arange(1)]))[0], {name for name, _ in network.module.named_parameters()}
+        flat = isinstance(x, Tensor) and (x.ndim == 2 or any(type(m) is nn.Flatten for m in network.module.children()))
+        return network.device.type == "cpu" and flat and is_plain(network.module) and names == set(network.names)
+
     def write_out(self, rows: Rows) -> None:
-        """On a CPU: backpropagation written out, where the network is a plain stack of layers."""
+        """Use backpropagation that is written out."""
         likelihood = self.network.likelihood
         if isinstance(likelihood, Categorical) and likelihood.class_weights is None and rows.in_memory:
             self._labels_only = not bool((rows.targets() == likelihood.ignore_index).any())
-        with torch.no_grad():
-            self._perceptron = Perceptron.of(self._own.module)
+        views = (self.coordinates.split(flat) for flat in (self._weights, self._gradient))
+        self._perceptron = Perceptron(self._own.module, *views)
 
     def _tied(self) -> Params:
         """The parameters of a copy of the module, they and their gradients views of the flat vectors."""
@@ -117,6 +126,7 @@ class Lane:
             leaf.grad = gradients[name]
         return leaves
 
+    @torch.no_grad()
     def gradient(
         self, position: Tensor, rows: Iterable[Batch], *, times: float = 1.0, prior: float = 1.0
     ) -> tuple[Tensor, Tensor]:
@@ -127,17 +137,18 @@ class Lane:
         self._weights.copy_(self.coordinates.weights(position))
         self._gradient.zero_()
         total = torch.zeros(self.chains, dtype=torch.float64, device=position.device)
-        with torch.enable_grad():
+        if self._perceptron is not None:
             for x, y in rows:
-                if self._perceptron is not None and isinstance(x, Tensor) and y.ndim < 3:
-                    with torch.no_grad():
-                        total += self._perceptron.add_gradient(x, lambda outputs, y=y: self._ends(outputs, y, times))  # type: ignore[misc]
-                    continue
-                values = self._log_likelihood(x, y)
-                self._add_gradient(values.sum() if times == 1 else times * values.sum())
-                total += values.detach()
-            normal = self.coordinates.normal
-            if prior and normal.start:
+                total += self._perceptron.add_gradient(cast(Tensor, x), partial(self._ends, y=y, times=times))
+        else:
+            with torch.enable_grad():
+                for x, y in rows:
+                    values = self._log_likelihood(x, y)
+                    self._add_gradient(values.sum() if times == 1 else times * values.sum())
+                    total += values.detach()
+        normal = self.coordinates.normal
+        if prior and normal.start:
+            with torch.enable_grad():
                 self._add_gradient(prior * self._log_prior(self._leaves).sum())
         gradient = self.coordinates.pulled_back(self._gradient)
         if prior:
@@ -145,16 +156,26 @@ class Lane:
         return total, gradient if self.temperature == 1 else gradient.div_(self.temperature)
 
     def _ends(self, outputs: Tensor, y: Tensor, times: float) -> tuple[Tensor, Tensor]:
-        """Log likelihood of outputs [C, B] and its gradient, so many times; that of the noise is added where it is."""
+        """Log likelihood of outputs [chains, C, B] and its gradient, so many times; that of noise is added here."""
         if self._labels_only:
             value, gradient = softmax_at_labels(outputs, y.long())
             return value, gradient if times == 1 else gradient.mul_(times)
-        leaf = outputs.t().requires_grad_()
+        noise = [self._leaves["hyper/log_noise"]] if "hyper/log_noise" in self._leaves else []
+        leaf = outputs.transpose(1, 2).requires_grad_()
         with torch.enable_grad():
-            noise = {"log_noise": self._leaves["hyper/log_noise"]} if "hyper/log_noise" in self._leaves else {}
-            value = self.network.likelihood.log_prob(leaf, y, self.hyper | noise).sum(dtype=torch.float64)
-            (times * value).backward()
-        return value.detach(), cast(Tensor, leaf.grad).t().contiguous()
+            value = self._values(leaf, y)
+            gradient, *rest = torch.autograd.grad(times * value.sum(), [leaf, *noise])
+        for own, found in zip(noise, rest, strict=True):
+            cast(Tensor, own.grad).add_(found)
+        return value.detach(), gradient.transpose(1, 2)
+
+    def _values(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log likelihoods [chains] of outputs [chains, B, C]."""
+        found, noise = [], self._leaves.get("hyper/log_noise")
+        for i, own in enumerate(outputs):
+            extra = {} if noise is None else {"log_noise": noise if self.chains == 1 else noise[i]}
+            found.append(self.network.likelihood.log_prob(own, y, self.hyper | extra).sum(dtype=torch.float64))
+        return torch.stack(found)
 
     def _add_gradient(self, value: Tensor) -> None:
         """To the flat gradient; backward() would warn of several chains' leaves, which do not lie densely."""
@@ -172,7 +193,10 @@ class Lane:
             self._weights.copy_(self.coordinates.weights(position))
             total = torch.zeros(self.chains, dtype=torch.float64, device=position.device)
             for x, y in rows:
-                total += self._log_likelihood(x, y)
+                if self._perceptron is None:
+                    total += self._log_likelihood(x, y)
+                else:
+                    total += self._values(self._perceptron.forward(cast(Tensor, x))[-1].transpose(1, 2), y)
         return total
 
     def _log_likelihood(self, x: Inputs, y: Tensor) -> Tensor:

@@ -284,8 +284,7 @@ class _Sampler:
     def _use_width(self, width: Tensor) -> None:
         """Go on in coordinates in which the posterior is as wide as the warm-up saw it, in every direction."""
         self.store.coordinates = self.store.coordinates.with_width(width)
-        for _, lane in self.chains.lanes:
-            lane.coordinates = self.store.coordinates
+        self.chains.use(self.store.coordinates)
 
     def _keep(self) -> None:
         """What is needed to go on from here."""

@@ -69,16 +69,40 @@ def test_every_lane_works_and_results_come_in_order(threads: int) -> None:
 
         with Chains(task, Run(), 3, Coordinates.of(task.network, {})) as chains:
             found = chains.each(work)
-        assert [own for own, _ in found] == [slice(0, 1), slice(1, 2), slice(2, 3)]
+        together = {1: [slice(0, 3)], 2: [slice(0, 2), slice(2, 3)]}  # as many lanes as threads
+        assert [own for own, _ in found] == together[threads]
         assert (threading.get_ident() in seen) == (threads == 1)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("prior", [caveat.GaussianPrior(2.0), caveat.LaplacePrior(0.5)])
+def test_lanes_that_share_the_rows_of_a_chain_add_up(
+    monkeypatch: pytest.MonkeyPatch, prior: caveat.priors.Prior
+) -> None:
+    monkeypatch.setattr("caveat.engine.target._STACK_BYTES", 300)  # several pieces
+    monkeypatch.setattr("caveat.engine.chains.SMALL_PIECE", 0)
+    task, before = make_task(prior), torch.get_num_threads()
+    coordinates = Coordinates.of(task.network, {})
+    position, found = torch.randn(1, coordinates.size, dtype=torch.float64), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            with Chains(task, Run(), 1, coordinates) as chains:
+                assert len(chains.pieces.part()) > 3  # type: ignore[arg-type]
+                assert [len(helpers) for helpers in chains._helpers.values()] == [threads - 1]
+                found.append(chains.each(lambda lane, _, chains=chains: chains.gradient(lane, position))[0])  # type: ignore[misc]
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_an_error_in_one_lane_comes_out() -> None:
     def work(lane: Lane, own: slice) -> None:
-        if own.start == 1:
+        if own.stop == 2:
             raise ValueError("chain 1 is unwell")
 
     task = make_task()
@@ -95,7 +119,7 @@ def test_ranks_share_chains_where_each_gets_as_many_and_rows_otherwise(count: in
     chains = Chains(task, Run(ranks=Ranks(1, 2)), count, Coordinates.of(task.network, {}))
     assert chains.mine == mine
     assert sum(len(y) for _, y in chains.pieces.everything()) == rows
-    assert len(chains.lanes) == len(mine)
+    assert [own.stop for own, _ in chains.lanes][-1] == len(mine)
 
 
 def filled(store: DrawStore, draws: int) -> None:

@@ -277,8 +277,8 @@ def test_backpropagation_written_out_is_that_of_autograd(stack: str, likelihood:
     task = Task(STACKS[stack](WIDTH[likelihood]).double(), rows(likelihood), getattr(caveat, likelihood)())
     coordinates = Coordinates.of(task.network, task.hyper)
     slow, fast = (Lane(task.network, coordinates, 1, task.hyper) for _ in range(2))
+    assert Lane.can_write_out(task.network, task.train)
     fast.write_out(task.train)
-    assert fast._perceptron is not None
     assert fast._labels_only is (likelihood == "Categorical")
     position = torch.randn(1, coordinates.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     pieces = Pieces(task.train, task.network).part()
@@ -287,6 +287,26 @@ def test_backpropagation_written_out_is_that_of_autograd(stack: str, likelihood:
             slow.gradient(position, pieces, times=times), fast.gradient(position, pieces, times=times), strict=True
         ):
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("likelihood", WIDTH)
+def test_chains_that_go_through_together_are_as_alone(likelihood: str) -> None:
+    torch.manual_seed(0)
+    x, y = (t.float() if t.is_floating_point() else t for t in rows(likelihood))
+    task = Task(STACKS["deep"](WIDTH[likelihood]), (x, y), getattr(caveat, likelihood)())
+    coordinates = Coordinates.of(task.network, task.hyper)
+    position, pieces = torch.randn(3, coordinates.size), Pieces(task.train, task.network).part()
+    together, alone = Lane(task.network, coordinates, 3, task.hyper), Lane(task.network, coordinates, 1, task.hyper)
+    together.write_out(task.train)
+    alone.write_out(task.train)
+    values, gradients = together.gradient(position, pieces)
+    densities = together.log_likelihood(position, pieces)
+    for i in range(3):
+        value, gradient = alone.gradient(position[i : i + 1], pieces)
+        torch.testing.assert_close(value[0], values[i], rtol=1e-6, atol=0)
+        torch.testing.assert_close(gradient[0], gradients[i], rtol=1e-5, atol=1e-5)
+        density = alone.log_likelihood(position[i : i + 1], pieces)[0]
+        torch.testing.assert_close(density, densities[i], rtol=1e-6, atol=0)
 
 
 def test_what_is_not_a_plain_stack_is_left_to_autograd() -> None:
@@ -301,9 +321,7 @@ def test_what_is_not_a_plain_stack_is_left_to_autograd() -> None:
         hooked,
     ):
         task = Task(module.double(), rows("Categorical"), caveat.Categorical())
-        lane = Lane(task.network, Coordinates.of(task.network, task.hyper), 1, task.hyper)
-        lane.write_out(task.train)
-        assert lane._perceptron is None
+        assert not Lane.can_write_out(task.network, task.train)
     x, y = rows("Categorical")
     for likelihood in (caveat.Categorical(ignore_index=2), caveat.Categorical(class_weights=(1.0, 2.0, 3.0))):
         task = Task(mlp("Categorical"), (x, y), likelihood)
@@ -317,9 +335,7 @@ def test_what_is_not_a_plain_stack_is_left_to_autograd() -> None:
     frozen = mlp("Categorical")
     frozen[0].bias.requires_grad_(False)  # type: ignore[index, union-attr]
     task = Task(frozen, (x, y), caveat.Categorical())
-    lane = Lane(task.network, Coordinates.of(task.network, task.hyper), 1, task.hyper)
-    lane.write_out(task.train)
-    assert lane._perceptron is None
+    assert not Lane.can_write_out(task.network, task.train)
 
 
 def test_functions_count_in_the_size_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
