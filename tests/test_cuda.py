@@ -84,3 +84,16 @@ def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monk
     torch.use_deterministic_algorithms(False)
     for name, value in whole.state["params"].items():
         torch.testing.assert_close(resumed.state["params"][name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hmc", "sgmcmc"])
+def test_chains_of_a_gpu_are_judged_and_compared(name: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=rng)
+    problem = caveat.Task(nn.Sequential(nn.Linear(4, 2)), (x, (x[:, 0] > 0).long()), caveat.Categorical())
+    posterior = caveat.fit(problem, discover()[name].quick, device="cuda", progress=False)
+    other = caveat.fit(problem, discover()["hmc"].quick, device="cuda", progress=False)
+    data = (x, (x[:, 0] > 0).long())
+    assert str(caveat.diagnose(posterior, data))
+    assert caveat.posterior_surface(posterior, data, points=5).log_density.isfinite().all()
+    assert caveat.fidelity(posterior, other, data)["agreement"].mean > 0.8
