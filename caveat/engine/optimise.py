@@ -28,7 +28,9 @@ from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["BatchPart", "Loss", "Variables", "optimise"]
+__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise"]
+
+Moments = Callable[[Tensor], list[Tensor]]  # what the optimiser keeps of a tensor, shaped as it is
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,17 @@ class Variables:
     hyper: Hyper = field(default_factory=dict)  # learned beside them (log noise), or constant when it has no gradient
     buffers: Params = field(default_factory=dict)  # written by the forward pass (BatchNorm)
     extra: Params = field(default_factory=dict)  # kept by the method after each epoch (running moments)
+    scales: Params = field(default_factory=dict)  # logarithms, such as those of standard deviations: moved by Adam
+    scale_rate: float = 1e-2  # its highest learning rate
 
     def groups(self) -> State:
         """All tensors, by group."""
-        return {"weights": self.weights, "hyper": self.hyper, "buffers": self.buffers, "extra": self.extra}
+        groups = {"weights": self.weights, "hyper": self.hyper, "buffers": self.buffers, "extra": self.extra}
+        return groups | ({"scales": self.scales} if self.scales else {})
 
     def trained(self) -> list[Tensor]:
         """What the optimiser moves."""
-        return [t for t in (*self.weights.values(), *self.hyper.values()) if t.requires_grad]
+        return [t for t in (*self.weights.values(), *self.hyper.values(), *self.scales.values()) if t.requires_grad]
 
 
 def optimise(
@@ -79,18 +84,23 @@ def optimise(
     decay: dict[str, float] | None = None,
     validate: Callable[[], float] | None = None,
     after_epoch: Callable[[int], None] | None = None,
+    after_step: Callable[[Moments], None] | None = None,
+    training_flops: float | None = None,
 ) -> list[dict[str, float]]:
     """Train in place; returns the history, one record an epoch.
 
     `decay` is the weight decay of each weight tensor, where the prior acts so instead of being in the loss. With
-    `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end.
+    `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end. `after_step`
+    may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
+    forward and back, where it is not that of the network's own passes.
     """
     if training.patience and validate is None:
         raise ValueError(
             f"Training(patience={training.patience}) stops on validation data: "
             "give the task validation=0.1, or a loader"
         )
-    loop = _Loop(task, network, variables, loss, training, run, _optimizer(variables, training, decay, run))
+    loop = _Loop(task, network, variables, loss, training, run, _optimizers(variables, training, decay, run))
+    loop.after_step, loop.training_flops = after_step, training_flops
     loop.restore()
     with run.bar(training.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
@@ -117,10 +127,11 @@ class _Loop:
         loss: Loss,
         training: Training,
         run: Run,
-        optimizer: torch.optim.Optimizer,
+        optimizers: list[torch.optim.Optimizer],
     ) -> None:
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
-        self.training, self.run, self.optimizer = training, run, optimizer
+        self.training, self.run, self.optimizers = training, run, optimizers
+        self.after_step: Callable[[Moments], None] | None = None
         self.steps = _steps(task.n, training.batch_size or task.train.batch_size)
         self.rows = task.train.on(run.device)
         if training.channels_last:
@@ -130,7 +141,7 @@ class _Loop:
         self.history: list[dict[str, float]] = []
         self.best: State = {}
         self.shown = self.looked = 0.0  # when the progress was last shown, and the loss last looked at
-        self.flops_per_row: float | None = None
+        self.training_flops: float | None = None  # of a row
 
     def run_epoch(self, bar: Any) -> None:
         """One pass over the training rows."""
@@ -144,7 +155,8 @@ class _Loop:
             shared = torch.Generator(run.device).manual_seed(seed)
             for step, parts in enumerate(shares):
                 self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
-                self.optimizer.zero_grad(set_to_none=True)
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
                     total += self._backward(next(batches), parts, shared, bar)
                 self._move()
@@ -152,9 +164,9 @@ class _Loop:
         run.ranks.add([total])
         self.epoch += 1
         run.gradient_evaluations += 1
-        run.flops += 3 * self.task.n * (self.flops_per_row or 0.0)
+        run.flops += self.task.n * (self.training_flops or 0.0)
         self._check_finite(float(total), None)
-        rate = self.optimizer.param_groups[0]["lr"]
+        rate = self.optimizers[0].param_groups[0]["lr"]
         seconds = time.monotonic() - started
         self.history.append({"epoch": self.epoch, "loss": float(total) / self.steps, "rate": rate, "seconds": seconds})
 
@@ -168,10 +180,10 @@ class _Loop:
         rank = self.run.ranks.rank
         occupied = sum(len(part) > 0 for part in parts)
         part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), 1 / occupied)
-        if self.flops_per_row is None:
+        if self.training_flops is None:
             weights = self.variables.weights  # only those of the network itself: a method may train others
             known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
-            self.flops_per_row = forward_flops(self.network, known, x) / len(y)
+            self.training_flops = 3 * forward_flops(self.network, known, x) / len(y)
         bfloat16 = self.training.precision == "bfloat16"
         with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
             value, outputs = self._loss(x, y, part, rng)
@@ -205,11 +217,20 @@ class _Loop:
             self.run.ranks.add([t.grad for t in trained if t.grad is not None])
         if self.training.clip:
             torch.nn.utils.clip_grad_norm_(trained, self.training.clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self.after_step is not None:
+            self.after_step(self.moments)
+
+    def moments(self, tensor: Tensor) -> list[Tensor]:
+        """What the optimiser keeps of a tensor that is shaped as it is."""
+        states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
+        return [v for kept in states for v in kept.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
 
     def _set_rate(self, progress: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["highest"] * self.training.rate(progress)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["highest"] * self.training.rate(progress)
 
     def _check_finite(self, loss: float, x: Inputs) -> None:
         if math.isfinite(loss):
@@ -250,13 +271,13 @@ class _Loop:
         """Checkpoint: everything the next epoch depends on."""
         carry = {f"now.{name}": group for name, group in self.variables.groups().items()}
         carry |= {f"best.{name}": group for name, group in self.best.items()}
-        moments = self.optimizer.state_dict()["state"]
-        carry["optimizer"] = {
-            f"{i}.{name}": torch.as_tensor(v)
-            for i, values in moments.items()
-            for name, v in values.items()
-            if v is not None
-        }
+        for place, optimizer in enumerate(self.optimizers):
+            carry[f"optimizer{place or ''}"] = {
+                f"{i}.{name}": torch.as_tensor(v)
+                for i, values in optimizer.state_dict()["state"].items()
+                for name, v in values.items()
+                if v is not None
+            }
         carry["rng"] = {"state": self.run.rng.get_state()}
         self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
 
@@ -269,11 +290,12 @@ class _Loop:
         self.epoch, self.history = note["epoch"], note["history"]
         _copy({g.removeprefix("now."): t for g, t in carry.items() if g.startswith("now.")}, self.variables.groups())
         self.best = {g.removeprefix("best."): dict(t) for g, t in carry.items() if g.startswith("best.")}
-        content = self.optimizer.state_dict()
-        for key, value in carry["optimizer"].items():
-            index, name = key.split(".", 1)
-            content["state"].setdefault(int(index), {})[name] = value.clone()
-        self.optimizer.load_state_dict(content)
+        for place, optimizer in enumerate(self.optimizers):
+            content = optimizer.state_dict()
+            for key, value in carry[f"optimizer{place or ''}"].items():
+                index, name = key.split(".", 1)
+                content["state"].setdefault(int(index), {})[name] = value.clone()
+            optimizer.load_state_dict(content)
         self.run.rng.set_state(carry["rng"]["state"])
 
 
@@ -292,6 +314,17 @@ def _copy(source: State, target: State) -> None:
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def _optimizers(
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+) -> list[torch.optim.Optimizer]:
+    """That of the weights, and one for scales."""
+    optimizers = [_optimizer(variables, training, decay, run)]
+    if variables.scales:
+        scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
+        optimizers.append(torch.optim.Adam(scales, variables.scale_rate))
+    return optimizers
 
 
 def _optimizer(

@@ -1,0 +1,149 @@
+"""Posteriors over the active weights of layers: how they begin, and draws and predictions from what they kept.
+
+The state's group "active" has flat tensors: mean, log_std (none for points), int32 indices of the layers that are not
+dense, and the counts of all linear and convolutional layers, 0 for those that are points; these and biases, norm layers
+and buffers are in "rest".
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, move, slices
+from caveat.engine.accounting import Account, Scheme, account
+from caveat.engine.draws import PIECE_ROWS
+from caveat.engine.run import Info, Run
+from caveat.engine.sparse import Geometry
+from caveat.engine.sparse_layers import Layout, Substitute, candidates, left_out
+from caveat.engine.variational import Trained
+from caveat.likelihoods import Hyper
+from caveat.network import Layer, Network, Params
+from caveat.randomness import seeded
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = [
+    "Prediction",
+    "account_of",
+    "active_draws",
+    "active_outputs",
+    "begin",
+    "describe",
+    "fresh_layout",
+    "layout_of",
+    "warn_if_frozen",
+]
+
+Prediction = Literal["draws", "local"]  # one set of weights for all rows, or outputs drawn row by row
+
+
+def fresh_layout(geometries: dict[str, Geometry], counts: dict[str, int], run: Run) -> Layout:
+    """Places chosen at random."""
+    chosen = [
+        torch.randperm(geometry.size, generator=run.rng)[: counts[name]].sort().values.int()
+        for name, geometry in geometries.items()
+        if counts[name] < geometry.size
+    ]
+    indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int32)
+    return Layout(geometries, counts, indices.to(run.device))
+
+
+def begin(network: Network, start: State, layout: Layout) -> tuple[Substitute, Tensor]:
+    """A network with sparse layers, and its first means: the start's, wider where fewer inputs are added up."""
+    means = layout.gathered({name: start["params"][f"{name}.weight"] for name in layout.counts})
+    for name, part in layout.split(means):
+        part *= math.sqrt(layout.geometries[name].size / layout.counts[name])
+    substitute = Substitute(network, layout, start["params"])
+    return substitute, means
+
+
+def warn_if_frozen(log_std: Tensor, initial_std: float, rate: float, run: Run) -> dict[str, Any]:
+    """How far standard deviations came from where they began, by their logarithm; a warning where that is nowhere."""
+    moved = float((log_std.detach() - math.log(initial_std)).abs().median())
+    if moved < 0.1 and run.gradient_evaluations:
+        run.warnings.append(
+            f"the standard deviations hardly moved (median change of their logarithm {moved:.3f}): raise "
+            f"std_learning_rate (now {rate:g}) or train longer"
+        )
+    return {"median_std_change": moved, "median_std": float(log_std.detach().median().exp())}
+
+
+def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, extra: dict[str, Any]) -> Info:
+    """What there is to say of a fit."""
+    network, layout = task.network.to(run.device), trained.layout
+
+    def treatment(layer: Layer) -> str:
+        if layer.name not in layout.counts:
+            return "point"
+        count, size = layout.counts[layer.name], layout.geometries[layer.name].size
+        share = "all weights" if count == size else f"{count:,} of {size:,} weights"
+        return f"{what}, {share}; bias a point" if f"{layer.name}.bias" in network.names else f"{what}, {share}"
+
+    if outside := left_out(network, layout.geometries):
+        run.warnings.append(
+            f"{', '.join(outside[:5])}{' and others' if len(outside) > 5 else ''} stay without a posterior: only linear "
+            "and convolutional layers (1-D, 2-D, padded with zeros, with weights of their own) are given one"
+        )
+    diagnostics = {"history": trained.history, "density": made.density, "account": made.as_json()} | extra
+    return run.info(network, treatment, diagnostics)
+
+
+def account_of(task: Task, layout: Layout, run: Run, scheme: Scheme) -> Account:
+    """FLOPs and bytes of training and using these layers."""
+    example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
+    return account(task.network.to(run.device), example, active=layout.counts, scheme=scheme)
+
+
+def layout_of(state: State, network: Network) -> Layout:
+    """Where a state's weights are."""
+    layers = candidates(network)
+    counts = {name: n for name, n in zip(layers, state["active"]["counts"].tolist(), strict=True) if n}
+    return Layout({name: layers[name] for name in counts}, counts, state["active"]["indices"])
+
+
+def _values(state: State, rng: torch.Generator) -> Tensor:
+    """Flat weights: a draw, or the points."""
+    mean, log_std = state["active"]["mean"], state["active"].get("log_std")
+    if log_std is None:
+        return mean
+    noise = torch.randn(mean.shape, generator=rng, dtype=mean.dtype).to(mean.device)
+    return torch.addcmul(mean, log_std.exp(), noise)
+
+
+def active_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+    """The `draws` of a method whose state has active weights: whole weights, zero where there are none."""
+    layout = layout_of(state, network)
+    for _ in range(n):
+        yield state["rest"] | layout.whole(_values(state, rng))
+
+
+def active_outputs(
+    method: Any, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator
+) -> tuple[Tensor, Hyper]:
+    """The `outputs` of such a method: n passes through sparse layers, [S, B, ...]."""
+    substitute = _substitute(state, network)
+    local = getattr(method, "prediction", "draws") == "local" and "log_std" in state["active"]
+    outputs = []
+    with torch.no_grad(), seeded(int(torch.randint(2**62, (), generator=rng)), network.device):
+        for _ in range(n):
+            if local:
+                substitute.use(state["active"]["mean"], (2 * state["active"]["log_std"]).exp())
+            else:
+                substitute.use(_values(state, rng))
+            pieces = (move(piece, network.device) for piece in slices(x, PIECE_ROWS))
+            outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
+    return torch.stack(outputs), state["hyper"]
+
+
+def _substitute(state: State, network: Network) -> Substitute:
+    """Made once for a state."""
+    mean = state["active"]["mean"]
+    kept = network.found.get("substitute")
+    if kept is None or kept[0] is not mean:
+        kept = (mean, Substitute(network, layout_of(state, network), state["rest"]))
+        network.found["substitute"] = kept
+    substitute: Substitute = kept[1]
+    return substitute

@@ -1,0 +1,191 @@
+"""Which channels a narrow network has: how many, which to start with, and which to exchange as training goes on.
+
+A channel of a space goes with its incoming and outgoing weights. Keeping a share s of every space leaves about s^2 of
+the weights, so a density d takes about sqrt(d) of the channels.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from caveat.engine.narrowing import Axis, Channels, Kept, Layout, rows, scatter, slices
+from caveat.network import Params
+
+__all__ = [
+    "candidates", "channel_scores", "exchange_counts", "growth_scores", "kept_density", "start_kept", "swap",
+]  # fmt: skip
+
+Counts = dict[int, int]  # channels of each space
+Scores = dict[int, Tensor]  # one a channel, for each space
+
+
+def kept_density(channels: Channels, kept: Kept) -> float:
+    """The share of the weights of narrowed layers that is left."""
+    counts = {space: len(own) for space, own in kept.items()}
+    return _weights(channels, counts) / _weights(channels, dict(enumerate(channels.widths)))
+
+
+def start_kept(channels: Channels, density: float, rng: torch.Generator) -> Kept:
+    """Random channels, the same share of every space and at least one, so that about `density` of the weights is left.
+
+    The share is found by bisection; then spaces take one channel more, in order, where that comes nearer. What was
+    reached is `kept_density`.
+    """
+    if not 0 < density <= 1:
+        raise ValueError(f"density={density} must be above 0 and at most 1")
+    widths = dict(enumerate(channels.widths))
+    aim = density * _weights(channels, widths)
+
+    def at(share: float) -> Counts:
+        return {space: max(1, round(share * width)) for space, width in widths.items()}
+
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _weights(channels, at(middle)) >= aim else (middle, high)
+    counts = at(low)
+    for space, count in at(high).items():
+        more = counts | {space: count}
+        if abs(_weights(channels, more) - aim) < abs(_weights(channels, counts) - aim):
+            counts = more
+    return {s: torch.randperm(width, generator=rng)[: counts[s]].sort().values for s, width in widths.items()}
+
+
+def exchange_counts(channels: Channels, kept: Kept, share: float) -> Counts:
+    """How many channels of each space to exchange for others: about a share, but not all, nor more than there are."""
+    if not 0 <= share < 1:
+        raise ValueError(f"share={share} of the channels to exchange must be at least 0 and below 1")
+    widths = channels.widths
+    return {s: min(round(share * len(own)), len(own) - 1, widths[s] - len(own)) for s, own in kept.items()}
+
+
+def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_scores: Scores) -> Kept:
+    """As many channels as before, with the `drop[space]` of lowest score exchanged for absent ones of highest score.
+
+    Channels that go cannot come back at once: their growth score is that of a channel with its weights still on.
+
+    Args:
+        drop: for each space, as from `exchange_counts`; spaces that are not in it stay as they are
+        keep_scores: one for each kept channel, [K]
+        add_scores: one for each channel of the space, [width]; those of kept channels are not looked at
+    """
+    new = dict(kept)
+    for space, n in drop.items():
+        own, width = kept[space], channels.widths[space]
+        if not 0 <= n <= min(len(own), width - len(own)):
+            raise ValueError(
+                f"drop[{space}]={n}, but space {space} has {len(own)} channels to remove and {width - len(own)} to add"
+            )
+        absent = torch.ones(width, dtype=torch.bool).index_fill(0, own.cpu(), False).nonzero()[:, 0]
+        keep, add = keep_scores[space].cpu(), add_scores[space].cpu()
+        if keep.shape != own.shape or add.shape != (width,):
+            raise ValueError(
+                f"space {space} takes {len(own)} keep scores and {width} add scores, "
+                f"got {list(keep.shape)} and {list(add.shape)}"
+            )
+        if keep.isnan().any() or add[absent].isnan().any():
+            raise ValueError(f"scores of space {space} are not numbers: the loss or the weights are not finite")
+        stay = own.cpu()[keep.argsort(stable=True)[n:]]
+        come = absent[add[absent].argsort(descending=True, stable=True)[:n]]
+        new[space] = torch.cat([stay, come]).sort().values
+    return new
+
+
+def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
+    """For each kept channel, the mean score of its incoming and outgoing weights, [K].
+
+    Args:
+        scores: of the narrow network's weights, by name; weights that are not in it do not count
+    """
+    counts = {space: len(own) for space, own in kept.items()}
+    some = next(iter(scores.values()))
+    total = {space: some.new_zeros(n) for space, n in counts.items()}
+    weights = dict.fromkeys(counts, 0)  # a channel's; all of a space have as many
+    for name in channels.weights:
+        if name in scores:
+            for dimension, axis in enumerate(channels.layouts[name].axes):
+                for space, part in _by_channel(scores[name], dimension, axis, counts):
+                    total[space] += part.sum(1)
+                    weights[space] += part.shape[1]
+    return {space: total[space] / max(n, 1) for space, n in weights.items()}
+
+
+def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) -> Params:
+    """Wide values with every absent channel as it would come in: fresh incoming weights, zero outgoing ones.
+
+    The function is that of the narrow network: nothing reads an absent channel. Its own normalisation is fresh too.
+    Narrowed again to a new choice of channels, they are the values to go on with after an exchange.
+
+    Args:
+        params: of the narrow network, with or without its buffers
+        fresh: wide values of the same names, such as initial ones
+    """
+    index, wide = slices(channels, kept), {}
+    for name, value in params.items():
+        layout = channels.layouts.get(name)
+        if layout is not None:
+            value = scatter(value, index[name], fresh[name].to(value))
+            inputs = _inputs(name, channels, layout)
+            if inputs:
+                absent = torch.ones(layout.shape[1], dtype=torch.bool).index_fill(0, rows(inputs, kept), False)
+                value = value.index_fill(1, absent.nonzero()[:, 0].to(value.device), 0)
+        wide[name] = value
+    return wide
+
+
+def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], Tensor]) -> Scores:
+    """For each channel of each space, the norm of the loss's gradient in its outgoing weights, [width].
+
+    One pass forward and back through the wide network at the values of `candidates`. An absent channel's incoming
+    weights must be fresh and its outgoing ones zero: with zero outgoing weights the network's function is the narrow
+    one's, and the gradient in them, (gradient of what reads the channel) x (the channel's activity), is the first-order
+    gain of switching the channel on. Were the incoming weights zero as well, so would be the activity, and with it
+    every gradient.
+
+    Args:
+        params: wide values, as `candidates` makes them
+        loss: of wide values; `network(params, x, train=True)` inside it normalises absent channels by the batch and
+            forgets the statistics
+    """
+    names = [name for name in channels.weights if _inputs(name, channels, channels.layouts[name])]
+    weights = {name: params[name].detach().clone().requires_grad_() for name in names}
+    with torch.enable_grad():
+        value = loss({name: p.detach() for name, p in params.items()} | weights)
+        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+    some = next(iter(params.values()))
+    found = {space: some.new_zeros(width) for space, width in enumerate(channels.widths)}
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None:
+            axis = _inputs(name, channels, channels.layouts[name])
+            for space, part in _by_channel(gradient, 1, axis, dict(enumerate(channels.widths))):
+                found[space] += part.square().sum(1).to(some)
+    return {space: squares.sqrt() for space, squares in found.items()}
+
+
+def _inputs(name: str, channels: Channels, layout: Layout) -> Axis:
+    """The channels that a parameter reads; none where it is not a layer's weight."""
+    return layout.axes[1] if name in channels.weights else ()
+
+
+def _by_channel(values: Tensor, dimension: int, axis: Axis, counts: Counts) -> Iterator[tuple[int, Tensor]]:
+    """The values of each space along an axis, one row for each of its `counts` channels."""
+    entries = [(s.width if s.space is None else counts[s.space]) * s.block for s in axis]
+    if axis:
+        parts = values.detach().movedim(dimension, 0).split(entries)
+        for segment, part in zip(axis, parts, strict=True):
+            if segment.space is not None:
+                yield segment.space, part.reshape(counts[segment.space], -1)
+
+
+def _weights(channels: Channels, counts: Counts) -> int:
+    total = 0
+    for name in channels.weights:
+        layout = channels.layouts[name]
+        sizes = [
+            sum((s.width if s.space is None else counts[s.space]) * s.block for s in axis) if axis else n
+            for axis, n in zip(layout.axes, layout.shape, strict=True)
+        ]
+        total += math.prod(sizes)
+    return total

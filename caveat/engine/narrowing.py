@@ -1,0 +1,177 @@
+"""A network with some of its channels removed, as a narrower network, and the way between the two.
+
+    narrow W = W[rows of kept outputs, columns of kept inputs],      wide W = zero but for those entries
+
+A removed channel has no outgoing weights in the wide network, so what it computes there reaches nothing: the wide and
+the narrow network are one function. Channels that are added to each other or normalised together form a *space* and
+are kept or removed together; `engine.channels` finds the spaces of a module.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from caveat.network import Params
+
+__all__ = [
+    "SIZES", "Axis", "Channels", "Index", "Kept", "Layout", "Segment", "carry", "gather", "narrow", "narrow_params",
+    "resize", "rows", "scatter", "slices", "widen_params",
+]  # fmt: skip
+
+Kept = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU
+SIZES = ("num_features", "num_channels", "num_groups", "num_parameters")  # what torch's modules call how many there are
+Index = tuple[Tensor | None, ...]  # for each axis of a parameter, the entries that are there; None for all of them
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of entries along an axis: `block` side by side for each channel of a space.
+
+    A block is longer than one where a map was flattened (its positions) or a depthwise convolution makes several
+    channels of one.
+    """
+
+    space: int | None  # None where no channel can be removed
+    width: int  # channels, all of them
+    block: int = 1
+
+
+Axis = tuple[Segment, ...]  # segments in a row, as concatenation makes them; () where an axis knows no channels
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which channels the axes of a parameter or buffer run over."""
+
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    absent: float = 0.0  # the value for a channel that is not there
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The spaces of a module that can be narrowed, and what depends on them."""
+
+    widths: tuple[int, ...]  # of each space
+    layouts: dict[str, Layout]  # of each parameter and buffer that becomes smaller
+    weights: tuple[str, ...]  # those that are weights of linear and convolutional layers: axes are outputs, inputs, ...
+    norms: dict[str, Axis]  # modules that act on each channel alone and know how many there are
+    whole: dict[str, str]  # layers whose outputs cannot be narrowed, and why
+
+
+def rows(axis: Axis, kept: Kept) -> Tensor:
+    """The entries along an axis that belong to kept channels, [K]."""
+    found, start = [], 0
+    for segment in axis:
+        own = torch.arange(segment.width) if segment.space is None else kept[segment.space].cpu()
+        found.append(start + (own[:, None] * segment.block + torch.arange(segment.block)).flatten())
+        start += segment.width * segment.block
+    return torch.cat(found)
+
+
+def slices(channels: Channels, kept: Kept) -> dict[str, Index]:
+    """For each parameter and buffer that becomes smaller, the entries along each axis that stay."""
+    if set(kept) != set(range(len(channels.widths))):
+        raise ValueError(f"kept has spaces {sorted(kept)}, the network has {list(range(len(channels.widths)))}")
+    for space, own in kept.items():
+        width = channels.widths[space]
+        if not len(own) or bool((own.diff() <= 0).any()) or int(own[0]) < 0 or int(own[-1]) >= width:
+            raise ValueError(
+                f"kept[{space}]={own.tolist()} must be at least one channel, in rising order, each below {width}"
+            )
+    return {
+        name: tuple(rows(axis, kept) if axis else None for axis in layout.axes)
+        for name, layout in channels.layouts.items()
+    }
+
+
+def gather(values: Tensor, index: Index) -> Tensor:
+    """The entries of a wide tensor that are there."""
+    for axis, own in enumerate(index):
+        if own is not None:
+            values = values.index_select(axis, own.to(values.device))
+    return values
+
+
+def scatter(values: Tensor, index: Index, into: Tensor) -> Tensor:
+    """A copy of a wide tensor with these values at the entries that are there."""
+    return into.index_put(_mesh(index, values), values)
+
+
+def carry(values: Tensor, old: Index, new: Index, fresh: Tensor) -> Tensor:
+    """Values for a new choice of entries: those of a former choice where it had them, those of `fresh` elsewhere.
+
+    No wide tensor is made: `values` is as narrow as `old` says, `fresh` and the result as `new` says.
+    """
+    common = [None if a is None or b is None else torch.isin(b, a) for a, b in zip(old, new, strict=True)]
+    here = tuple(None if own is None else own.nonzero()[:, 0] for own in common)
+    there = tuple(
+        None if own is None or a is None or b is None else torch.searchsorted(a, b[own])
+        for own, a, b in zip(common, old, new, strict=True)
+    )
+    return scatter(gather(values, there), here, fresh)
+
+
+def narrow_params(params: Params, channels: Channels, kept: Kept) -> Params:
+    """Values for the narrow network, of those for the wide one; what has no channels to lose is passed on."""
+    index = slices(channels, kept)
+    return {name: gather(value, index[name]) if name in index else value for name, value in params.items()}
+
+
+def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
+    """Values for the wide network with which it computes what the narrow one does with `params`.
+
+    Removed channels get zeros, and a running variance of one.
+    """
+    index, wide = slices(channels, kept), {}
+    for name, value in params.items():
+        layout = channels.layouts.get(name)
+        if layout is not None:
+            value = scatter(value, index[name], value.new_full(layout.shape, layout.absent))
+        wide[name] = value
+    return wide
+
+
+def narrow(module: nn.Module, channels: Channels, kept: Kept) -> nn.Module:
+    """A narrower copy of a module: plain layers of smaller sizes, with the kept channels' values."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    # The copy is told that these tensors are copied already: the wide ones are never written twice.
+    memo = {id(tensors[name]): _cut(tensors[name], index) for name, index in slices(channels, kept).items()}
+    result: nn.Module = copy.deepcopy(module, memo)
+    for name, axis in channels.norms.items():
+        resize(result.get_submodule(name), sum(s.width * s.block for s in axis), len(rows(axis, kept)))
+    for name in channels.weights:
+        _resize_layer(result.get_submodule(name.rpartition(".")[0]))
+    return result
+
+
+def resize(norm: nn.Module, before: int, now: int) -> None:
+    """Tell a module that acts on each channel alone how many there are now."""
+    for name in SIZES:
+        if getattr(norm, name, None) == before:
+            setattr(norm, name, now)
+
+
+def _resize_layer(layer: nn.Module) -> None:
+    assert isinstance(layer.weight, Tensor)
+    outputs, inputs = layer.weight.shape[:2]
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = outputs, inputs
+    elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if layer.groups > 1:  # depthwise: as many groups as inputs
+            layer.groups = outputs * layer.in_channels // layer.out_channels
+        layer.out_channels, layer.in_channels = outputs, inputs * layer.groups
+
+
+def _cut(tensor: Tensor, index: Index) -> Tensor:
+    values = gather(tensor.detach(), index)
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
+def _mesh(index: Index, like: Tensor) -> tuple[Tensor, ...]:
+    """Index tensors that pick the product of each axis's entries; axes after the last that is cut need none."""
+    n = 1 + max((axis for axis, own in enumerate(index) if own is not None), default=0)
+    parts = [torch.arange(like.shape[axis]) if own is None else own for axis, own in enumerate(index[:n])]
+    return tuple(part.to(like.device).view(-1, *[1] * (n - 1 - axis)) for axis, part in enumerate(parts))

@@ -1,0 +1,194 @@
+"""A network whose linear and convolutional layers hold few weights, or Gaussians over them, in place of whole tensors.
+
+    y = sum_k m_k x_k + b                                                 point weights
+    y ~ N(sum_k m_k x_k, sum_k s_k^2 x_k^2) + b, a draw a row             local reparameterisation (Kingma et al. 2015)
+
+The weights of all layers lie one after the other in flat tensors, so that an optimiser, a file and a change of which
+weights there are see one tensor each. Biases and every other parameter stay as they are, without a posterior.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from caveat.engine.sparse import Collector, Geometry, Pattern, apply, apply_pair
+from caveat.network import Network, Params
+
+__all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "left_out", "sparse_layers"]
+
+_TINY = 1e-16  # added to a variance: the gradient of its root stays finite where all inputs are zero
+
+
+class SparseLayer(nn.Module):
+    """In the place of a linear or convolutional layer: what weights it has it is told before a pass."""
+
+    bias: nn.Parameter | None
+    values: Tensor  # [K], or the whole shape without a pattern
+    variance: Tensor | None  # alike; None for point weights
+
+    def __init__(self, layer: nn.Module, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.register_parameter("bias", layer.bias)
+        self.pattern: Pattern | None = None
+        self.collect: Collector | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs; with variances, a draw of them."""
+        if self.variance is None:
+            if self.pattern is None:
+                return self.geometry.dense(x, self.values, self.bias)
+            return apply(x, self.values, self.pattern, self.bias, self.collect)
+        if self.pattern is None:
+            mean = self.geometry.dense(x, self.values, self.bias)
+            variance = self.geometry.dense(x.square(), self.variance)
+        else:
+            mean, variance = apply_pair(x, self.values, self.variance, self.pattern, self.collect)
+            if self.bias is not None:
+                mean = mean + self.bias.view(-1, *[1] * (len(self.geometry.shape) - 2))
+        return torch.addcmul(mean, (variance + _TINY).sqrt(), torch.randn_like(mean))
+
+
+def candidates(network: Network) -> dict[str, Geometry]:
+    """Every plain linear and convolutional layer of a network, in the module's order."""
+    found = {name: Geometry.of(module) for name, module in network.module.named_modules()}
+    return {name: geometry for name, geometry in found.items() if geometry is not None}
+
+
+def sparse_layers(network: Network) -> dict[str, Geometry]:
+    """The layers that can be given by few weights: those with a selected weight of their own, and without hooks."""
+    modules = [module for _, module in network.module.named_modules(remove_duplicate=False)]
+    owners = [id(p) for module in network.module.modules() for p in module.parameters(recurse=False)]
+    found = {}
+    for name, geometry in candidates(network).items():
+        module: Any = network.module.get_submodule(name)
+        alone = sum(other is module for other in modules) == 1 and owners.count(id(module.weight)) == 1
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if f"{name}.weight" in network.names and alone and not hooked:
+            found[name] = geometry
+    if not found:
+        raise ValueError(
+            "the network has no linear or convolutional layer (1-D or 2-D, padded with zeros, not shared, without "
+            "hooks, selected by parameters=) that could be made sparse or Bayesian"
+        )
+    return found
+
+
+def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:
+    """Selected weights of two axes or more that stay deterministic."""
+    own = dict(network.module.named_parameters())
+    inside = {f"{name}.weight" for name in layers}
+    return [name for name in network.names if own[name].ndim > 1 and name not in inside]
+
+
+@dataclass
+class Layout:
+    """Which weights of which layers lie where in the flat tensors."""
+
+    geometries: dict[str, Geometry]
+    counts: dict[str, int]  # of each layer's weights; all of them where it is dense
+    indices: Tensor  # int32: for the layers that are not dense, one after the other, sorted flat indices of the weights
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(self.counts.values())
+
+    def is_dense(self, name: str) -> bool:
+        """Whether a layer has all of its weights."""
+        return self.counts[name] == self.geometries[name].size
+
+    def indices_of(self) -> dict[str, Tensor | None]:
+        """The flat indices of each layer's weights; None for all."""
+        sparse = [name for name in self.counts if not self.is_dense(name)]
+        parts = dict(zip(sparse, self.indices.split([self.counts[name] for name in sparse]), strict=True))
+        return {name: parts.get(name) for name in self.counts}
+
+    def patterns(self) -> dict[str, Pattern | None]:
+        """The same, as layers take them."""
+        return {
+            name: None if own is None else Pattern(self.geometries[name], own) for name, own in self.indices_of().items()
+        }
+
+    def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each layer's part of a flat tensor [..., size]."""
+        return zip(self.counts, flat.split([*self.counts.values()], dim=-1), strict=True)
+
+    def gathered(self, weights: Params) -> Tensor:
+        """The flat tensor of whole weights, by layer name."""
+        parts = []
+        for name, own in self.indices_of().items():
+            flat = weights[name].flatten()
+            parts.append(flat if own is None else flat[own.long()])
+        return torch.cat(parts)
+
+    def whole(self, flat: Tensor) -> Params:
+        """Whole weights, zero where there are none, by parameter name."""
+        patterns = self.patterns()
+        weights = {}
+        for name, part in self.split(flat):
+            pattern = patterns[name]
+            weights[f"{name}.weight"] = (
+                part.view(self.geometries[name].shape) if pattern is None else pattern.whole(part)
+            )
+        return weights
+
+
+class Substitute:
+    """A network's private copy with sparse layers in it."""
+
+    def __init__(self, network: Network, layout: Layout, rest: Params) -> None:
+        """`rest` has values of other parameters and of buffers, by name."""
+        self.network = network.with_fixed({})
+        self.layers: dict[str, SparseLayer] = {}
+        module = self.network.module
+        for name, geometry in layout.geometries.items():
+            parent, _, child = name.rpartition(".")
+            layer = SparseLayer(module.get_submodule(name), geometry)
+            setattr(module.get_submodule(parent), child, layer)
+            self.layers[name] = layer
+        inside = {f"{name}.weight" for name in layout.geometries}
+        self.network.names = tuple(name for name in network.names if name not in inside)
+        targets = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in rest.items():
+                if name not in inside:
+                    targets[name].copy_(value)
+        self.arrange(layout)
+
+    def arrange(self, layout: Layout) -> None:
+        """Have the weights where a layout says."""
+        self.layout = layout
+        for name, pattern in layout.patterns().items():
+            self.layers[name].pattern = pattern
+
+    def use(self, values: Tensor, variance: Tensor | None = None) -> None:
+        """Have these weights, and variances of them, in the passes that follow."""
+        spread = None if variance is None else dict(self.layout.split(variance))
+        for name, part in self.layout.split(values):
+            layer = self.layers[name]
+            shape = layer.geometry.shape if layer.pattern is None else part.shape
+            layer.values = part.view(shape)
+            layer.variance = None if spread is None else spread[name].view(shape)
+
+    def collect(self, collectors: dict[str, Collector]) -> None:
+        """Have the gradients of these layers' whole weights given to functions, or none."""
+        for name, layer in self.layers.items():
+            layer.collect = collectors.get(name)
+
+    def rest(self) -> Params:
+        """Parameters and buffers beside the layers' weights, as they are now, where they can have changed."""
+        own = dict(self.network.module.named_parameters())
+        kept = {name: own[name].detach().clone() for name in self.network.names}
+        return kept | {name: b.detach().clone() for name, b in self.network.module.named_buffers()}
+
+    def ran_sparse(self) -> float:
+        """The share of the sparse layers' weights whose last pass took a sparse kernel."""
+        sparse = [layer for layer in self.layers.values() if layer.pattern is not None]
+        total = sum(layer.geometry.size for layer in sparse)
+        ran = sum(layer.geometry.size for layer in sparse if getattr(layer.pattern, "ran", None) == "sparse")
+        return ran / total if total else 0.0
+

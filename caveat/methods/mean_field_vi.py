@@ -1,0 +1,92 @@
+"""Mean-field variational inference: an independent Gaussian for every weight (Graves 2011; Blundell et al. 2015).
+
+    q(theta) = prod_k N(theta_k; mu_k, sigma_k^2)
+    minimise  beta/N sum_k KL(q_k || p_k) - 1/N E_q log p(D | theta)
+
+Gradients by local reparameterisation (Kingma et al. 2015): outputs are drawn, not weights. It is what SSVI is compared
+with: the same layers, training and predictions, with all weights.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from caveat.engine.accounting import Scheme
+from caveat.engine.active import (
+    Prediction,
+    account_of,
+    active_draws,
+    active_outputs,
+    begin,
+    describe,
+    fresh_layout,
+    warn_if_frozen,
+)
+from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.training import Training
+from caveat.engine.variational import Variational
+from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
+from caveat.network import Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["MeanFieldVI"]
+
+
+@dataclass(frozen=True)
+class MeanFieldVI:
+    """A Gaussian of its own for every weight of the linear and convolutional layers."""
+
+    initial_std: Positive = 0.01  # of the weights
+    std_learning_rate: Positive = 0.01  # of log std, by Adam
+    kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
+    kl_warmup: Share = 0.5  # share of training over which it rises from 0
+    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    default_draws: Count = 10  # a prediction's draws
+    training: Training = Training()
+    starts_from: ClassVar[StartsFrom] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["MeanFieldVI"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def memory(self, network: Network) -> int:
+        """Two values, their gradients and moments for each weight."""
+        return 10 * network.dtype.itemsize * network.n_parameters
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train."""
+        network = task.network.to(run.device)
+        layers = sparse_layers(network)
+        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = begin(network, start, layout)
+        log_std = torch.full_like(mean, math.log(self.initial_std))
+        made = account_of(task, layout, run, Scheme(optimizer=self.training.optimizer))
+        trainer = Variational(
+            task,
+            substitute,
+            mean,
+            log_std,
+            start["hyper"],
+            self.training,
+            run,
+            std_learning_rate=self.std_learning_rate,
+            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+        )
+        trained = trainer.train(made.total.training_flops)
+        found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
+        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+
+    draws = active_draws
+    outputs = active_outputs
+    closed_form = no_closed_form
+    moments = no_moments
+    update = no_update
+
+
+MeanFieldVI.quick = MeanFieldVI(training=replace(Training(), epochs=60, learning_rate=0.01))

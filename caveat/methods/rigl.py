@@ -1,0 +1,93 @@
+"""RigL: point weights that are sparse all through training (Evci et al. 2020).
+
+The weights of smallest magnitude are exchanged for those whose loss gradient is largest, on the schedule of SSVI and in
+the same layers: what is left of SSVI without its Gaussians. A point has no epistemic uncertainty.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+from caveat.engine.accounting import Scheme
+from caveat.engine.active import (
+    account_of,
+    active_draws,
+    active_outputs,
+    begin,
+    describe,
+    fresh_layout,
+)
+from caveat.engine.densities import Allocation, counts, dense_layers
+from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.replacement import Replacement, Scope
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import Geometry
+from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.training import Training
+from caveat.engine.variational import Variational
+from caveat.knobs import Count, Range, Share, check_knobs
+from caveat.network import Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["RigL"]
+
+
+@dataclass(frozen=True)
+class RigL:
+    """Few point weights, chosen while they are trained."""
+
+    density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
+    allocation: Allocation = "uniform"  # of the active weights over layers: the same share, or more to small ones (erk)
+    dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
+    scope: Scope = "layer"  # weights are exchanged within each layer, or over all of them
+    replacement: Annotated[float, Range(0, 1, open_high=True)] = 0.3  # share exchanged at first; it falls as a cosine
+    interval: Count = 100  # steps from one exchange to the next
+    stop: Share = 0.75  # share of training after which the places stay
+    training: Training = Training()
+    starts_from: ClassVar[StartsFrom] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["RigL"]
+    default_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
+        """Active weights of each layer."""
+        return counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+
+    def memory(self, network: Network) -> int:
+        """A value, its gradient and moments, and a place for each active weight."""
+        return 6 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train, exchanging weights."""
+        network = task.network.to(run.device)
+        layers = sparse_layers(network)
+        substitute, values = begin(network, start, fresh_layout(layers, self.counts(layers), run))
+        scheme = Scheme(gaussian=False, interval=self.interval, optimizer=self.training.optimizer)
+        made = account_of(task, substitute.layout, run, scheme)
+        trainer = Variational(task, substitute, values, None, start["hyper"], self.training, run)
+        trainer.replacement = Replacement(
+            substitute,
+            lambda: values.detach().abs(),
+            self.interval,
+            self.replacement,
+            self.stop,
+            trainer.steps,
+            self.scope,
+            ranks=run.ranks,
+        )
+        trained = trainer.train(made.total.training_flops)
+        found = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
+        found["ran_sparse"] = substitute.ran_sparse()
+        return trained.state(network), describe(task, trained, run, made, "point", found)
+
+    draws = active_draws
+    outputs = active_outputs
+    closed_form = no_closed_form
+    moments = no_moments
+    update = no_update
+
+
+RigL.quick = RigL(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -1,0 +1,129 @@
+"""SSVI: a Bayesian network that is sparse from the first step of training to the last (Li et al. 2024).
+
+    q(theta) = prod_k N(theta_k; mu_k, sigma_k^2) over the active weights, all others zero
+    minimise  beta/N sum_active KL(q_k || p_k) - 1/N E_q log p(D | theta),  while weights that matter least are
+    exchanged for those whose loss gradient is largest
+
+The number of active weights is set beforehand and holds at every step. Only their values and places are stored, trained
+and saved; on a CPU only they are computed with. The bound is that of the present subnetwork: the KL of a weight that is
+fixed at zero, against a Gaussian, is infinite and left out.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+
+from caveat.engine.accounting import Scheme
+from caveat.engine.active import (
+    Prediction,
+    account_of,
+    active_draws,
+    active_outputs,
+    begin,
+    describe,
+    fresh_layout,
+    warn_if_frozen,
+)
+from caveat.engine.criteria import Criterion, keep_scores
+from caveat.engine.densities import Allocation, counts, dense_layers
+from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.replacement import Addition, Replacement, Scope
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import Geometry
+from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.training import Training
+from caveat.engine.variational import Variational
+from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
+from caveat.network import Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["SSVI"]
+
+
+@dataclass(frozen=True)
+class SSVI:
+    """Mean-field Gaussians over few weights, chosen while they are trained."""
+
+    density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
+    allocation: Allocation = "uniform"  # of the active weights over layers: the same share, or more to small ones (erk)
+    dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
+    criterion: Criterion = "snr_magnitude"  # by which weights are kept
+    addition: Addition = "noisy"  # the gradient by which weights are added: of a noisy batch, at the means, of batches
+    addition_batches: Count = 5  # that addition="batches" averages over
+    scope: Scope = "layer"  # weights are exchanged within each layer, or over all of them
+    replacement: Annotated[float, Range(0, 1, open_high=True)] = 0.3  # share exchanged at first; it falls as a cosine
+    interval: Count = 100  # steps from one exchange to the next
+    stop: Share = 0.75  # share of training after which the places stay
+    initial_std: Positive = 0.01  # of the weights
+    new_std: Positive | None = None  # of weights that are added; the mean of their layer's unless given
+    std_learning_rate: Positive = 0.01  # of log std, by Adam
+    kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
+    kl_warmup: Share = 0.5  # share of training over which it rises from 0
+    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    default_draws: Count = 10  # a prediction's draws
+    training: Training = Training()
+    starts_from: ClassVar[StartsFrom] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["SSVI"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
+        """Active weights of each layer."""
+        return counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+
+    def memory(self, network: Network) -> int:
+        """Two values, their gradients and moments, and a place for each active weight."""
+        return 11 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train, exchanging weights."""
+        network = task.network.to(run.device)
+        layers = sparse_layers(network)
+        substitute, mean = begin(network, start, fresh_layout(layers, self.counts(layers), run))
+        log_std = torch.full_like(mean, math.log(self.initial_std))
+        scheme = Scheme(interval=self.interval, optimizer=self.training.optimizer)
+        made = account_of(task, substitute.layout, run, scheme)
+        trainer = Variational(
+            task,
+            substitute,
+            mean,
+            log_std,
+            start["hyper"],
+            self.training,
+            run,
+            std_learning_rate=self.std_learning_rate,
+            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+        )
+        trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
+        trainer.replacement = Replacement(
+            substitute,
+            lambda: keep_scores(self.criterion, trainer.mean.detach(), log_std.detach().exp()),
+            self.interval,
+            self.replacement,
+            self.stop,
+            trainer.steps,
+            self.scope,
+            self.addition_batches if self.addition == "batches" else 1,
+            run.ranks,
+        )
+        trained = trainer.train(made.total.training_flops)
+        found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run) | {
+            "exchanges": trainer.replacement.updates,
+            "exchanged": trainer.replacement.replaced,
+            "ran_sparse": substitute.ran_sparse(),
+        }
+        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+
+    draws = active_draws
+    outputs = active_outputs
+    closed_form = no_closed_form
+    moments = no_moments
+    update = no_update
+
+
+SSVI.quick = SSVI(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))
