@@ -245,7 +245,11 @@ class Diagnose:
             if self.surface:
                 surface = posterior_surface(posterior, data.train, points=self.surface, rows=1000)
         title = f"Chains of {self.posterior.resolve().name}"
-        page = write_chains(evidence, diagnosis, self.out, surface=surface, title=title)
+        try:
+            page = write_chains(evidence, diagnosis, self.out, surface=surface, title=title)
+        except Exception:
+            common.show(dataclasses.asdict(diagnosis), str(diagnosis))  # the verdict is not lost with the page
+            raise
         common.show(dataclasses.asdict(diagnosis) | {"page": str(page)}, f"{diagnosis}\n\nThe page: {page}")
 
 

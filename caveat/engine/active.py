@@ -7,17 +7,19 @@ and buffers are in "rest".
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.accounting import Account, Scheme, account
+from caveat.engine.accounting import Account, Cost, LayerCost, Scheme, account
+from caveat.engine.channel_exchange import of_slices, widened
 from caveat.engine.draws import PIECE_ROWS
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import Layout, Substitute, candidates, left_out
+from caveat.engine.sparse_layers import Layout, Substitute, candidates, left_out, weight_name
 from caveat.engine.variational import Trained
 from caveat.likelihoods import Hyper
 from caveat.network import Layer, Network, Params
@@ -34,6 +36,7 @@ __all__ = [
     "describe",
     "fresh_layout",
     "layout_of",
+    "narrow_account",
     "warn_if_frozen",
 ]
 
@@ -53,7 +56,7 @@ def fresh_layout(geometries: dict[str, Geometry], counts: dict[str, int], run: R
 
 def begin(network: Network, start: State, layout: Layout) -> tuple[Substitute, Tensor]:
     """A network with sparse layers, and its first means: the start's, wider where fewer inputs are added up."""
-    means = layout.gathered({name: start["params"][f"{name}.weight"] for name in layout.counts})
+    means = layout.gathered({name: start["params"][weight_name(name)] for name in layout.counts})
     for name, part in layout.split(means):
         part *= math.sqrt(layout.geometries[name].size / layout.counts[name])
     substitute = Substitute(network, layout, start["params"])
@@ -74,13 +77,15 @@ def warn_if_frozen(log_std: Tensor, initial_std: float, rate: float, run: Run) -
 def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, extra: dict[str, Any]) -> Info:
     """What there is to say of a fit."""
     network, layout = task.network.to(run.device), trained.layout
+    wide = candidates(network)
 
     def treatment(layer: Layer) -> str:
         if layer.name not in layout.counts:
             return "point"
-        count, size = layout.counts[layer.name], layout.geometries[layer.name].size
+        count, size = layout.counts[layer.name], wide[layer.name].size
         share = "all weights" if count == size else f"{count:,} of {size:,} weights"
-        return f"{what}, {share}; bias a point" if f"{layer.name}.bias" in network.names else f"{what}, {share}"
+        bias = f"{layer.name}.bias".removeprefix(".")
+        return f"{what}, {share}; bias a point" if bias in network.names else f"{what}, {share}"
 
     if outside := left_out(network, layout.geometries):
         run.warnings.append(
@@ -97,8 +102,23 @@ def account_of(task: Task, layout: Layout, run: Run, scheme: Scheme) -> Account:
     return account(task.network.to(run.device), example, active=layout.counts, scheme=scheme)
 
 
+def own_network(state: State, network: Network) -> Network:
+    """The network that a state's weights are of: the one given, or a narrower one."""
+    return of_slices(network, state["slices"]) if "slices" in state else network
+
+
+def narrow_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interval: int) -> Account:
+    """The same of a narrow network, whose updates take a pass of the wide one."""
+    example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
+    few, many = (account(own, example, scheme) for own in (narrow, task.network.to(run.device)))
+    update = sum(row.cost.inference_flops for row in many.rows)
+    rows = [replace(row, cost=now.cost, active=now.weights) for row, now in zip(many.rows, few.rows, strict=True)]
+    rows.append(LayerCost("exchange of channels", 0, 0, Cost(training_flops=3 * update / interval), Cost()))
+    return replace(few, rows=tuple(rows))
+
+
 def layout_of(state: State, network: Network) -> Layout:
-    """Where a state's weights are."""
+    """Where a state's weights are in its own network."""
     layers = candidates(network)
     counts = {name: n for name, n in zip(layers, state["active"]["counts"].tolist(), strict=True) if n}
     return Layout({name: layers[name] for name in counts}, counts, state["active"]["indices"])
@@ -115,9 +135,10 @@ def _values(state: State, rng: torch.Generator) -> Tensor:
 
 def active_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
     """The `draws` of a method whose state has active weights: whole weights, zero where there are none."""
-    layout = layout_of(state, network)
+    layout = layout_of(state, own_network(state, network))
     for _ in range(n):
-        yield state["rest"] | layout.whole(_values(state, rng))
+        params = state["rest"] | layout.whole(_values(state, rng))
+        yield widened(params, network, state["slices"]) if "slices" in state else params
 
 
 def active_outputs(
@@ -126,8 +147,9 @@ def active_outputs(
     """The `outputs` of such a method: n passes through sparse layers, [S, B, ...]."""
     substitute = _substitute(state, network)
     local = getattr(method, "prediction", "draws") == "local" and "log_std" in state["active"]
+    seed = int(torch.randint(2**62, (), generator=rng)) if local else 0  # draws of weights are those of `active_draws`
     outputs = []
-    with torch.no_grad(), seeded(int(torch.randint(2**62, (), generator=rng)), network.device):
+    with torch.no_grad(), seeded(seed, network.device):
         for _ in range(n):
             if local:
                 substitute.use(state["active"]["mean"], (2 * state["active"]["log_std"]).exp())
@@ -143,7 +165,8 @@ def _substitute(state: State, network: Network) -> Substitute:
     mean = state["active"]["mean"]
     kept = network.found.get("substitute")
     if kept is None or kept[0] is not mean:
-        kept = (mean, Substitute(network, layout_of(state, network), state["rest"]))
+        own = own_network(state, network)
+        kept = (mean, Substitute(own, layout_of(state, own), state["rest"]))
         network.found["substitute"] = kept
     substitute: Substitute = kept[1]
     return substitute

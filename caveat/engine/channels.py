@@ -90,7 +90,7 @@ class _Search(fx.Interpreter):
         self.parent: list[int] = []  # a space's, among those that it is one with; its own at the root
         self.why: dict[int, str] = {}  # spaces that stay whole
         self.fixed: dict[str, str] = {}  # layers whose outputs never were a space
-        self.axes: dict[str, tuple[Axis, ...]] = {}  # of parameters and buffers; () from the last one given on
+        self.axes: dict[str, tuple[Axis, ...]] = {}  # of parameters and buffers, up to the last that has channels
         self.weights: list[str] = []
         self.norms: dict[str, Axis] = {}
         self.rng = torch.Generator().manual_seed(0)
@@ -128,7 +128,7 @@ class _Search(fx.Interpreter):
             given = self._stay_whole([source], f"{name} reads them along another axis")
         groups, reads = 1 if linear else layer.groups, () if given is None else given.axis
         if groups > 1 and (groups < layer.in_channels or given is None):
-            self.fixed[name] = f"it has {groups} groups of inputs that stay whole"
+            self.fixed[name] = f"it reads inputs that stay whole in {groups} groups"
             return self._stay_whole([source], f"{name} reads them in {groups} groups")
         if groups > 1:
             times = layer.out_channels // groups
@@ -172,8 +172,10 @@ class _Search(fx.Interpreter):
             return self._stay_whole(inputs, f"{what} has parameters that are not one number a channel")
 
         def compute(given: list[Tensor], kept: Tensor | None) -> Any:
-            known = {n: x.clone() for n, x in zip(inputs, given, strict=True)}  # a step may write into its inputs
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: known[n] if n in known else self.env[n])
+            known = dict(zip(inputs, given, strict=True))
+            values = {n: known.get(n, self.env[n]) for n in node.all_input_nodes}
+            copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in values.items()}  # it may write into them
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
             if module is None:
                 return getattr(self, node.op)(node.target, args, kwargs)
             return (module if kept is None else cut(module, size, kept))(*args, **kwargs)
@@ -185,17 +187,20 @@ class _Search(fx.Interpreter):
         if isinstance(found, str):
             return self._stay_whole(inputs, f"{what} {found}")
         for value in values[1:]:
-            self._unite(first.axis, value.axis, "")
+            self._unite(first.axis, value.axis, f"{what} joins them with channels that stay whole")
         if module is not None and (own or any(getattr(module, name, None) == size for name in SIZES)):
-            name = str(node.target)
-            self.norms[name] = self._unite(self.norms.get(name, first.axis), first.axis, f"{name} serves several kinds")
-            for part, tensor in own.items():
-                if tensor.numel() > 1:
-                    self._record(f"{name}.{part}", ((),) * tensor.shape.index(size) + (first.axis,))
+            self._norm(str(node.target), own, first.axis)
         if found is None:
             return None
         dimension, times = found
         return _Value(dimension, tuple(replace(segment, block=segment.block * times) for segment in first.axis))
+
+    def _norm(self, name: str, own: dict[str, Tensor], axis: Axis) -> None:
+        """Remember a module with one number a channel in each of its tensors."""
+        self._unite(self.norms.setdefault(name, axis), axis, f"{name} serves several kinds of inputs")
+        for part, tensor in own.items():
+            if tensor.numel() > 1:
+                self._record(f"{name}.{part}", ((),) * tensor.shape.index(entries(axis)) + (axis,))
 
     def _space(self, width: int, name: str) -> Segment:
         self.parent.append(len(self.parent))
@@ -209,7 +214,7 @@ class _Search(fx.Interpreter):
             space = self.parent[space]
         return space
 
-    def _unite(self, one: Axis, other: Axis, why: str) -> Axis:
+    def _unite(self, one: Axis, other: Axis, why: str) -> None:
         """Make the spaces of two axes one; where that cannot be, both stay whole."""
         if [(s.width, s.block) for s in one] != [(s.width, s.block) for s in other]:
             self._fix(one + other, why)
@@ -219,7 +224,6 @@ class _Search(fx.Interpreter):
                     self._fix((a, b), why)
                 else:
                     self.parent[self._root(a.space)] = self._root(b.space)
-        return one
 
     def _record(self, name: str, axes: tuple[Axis, ...]) -> None:
         known = self.axes.setdefault(name, axes)

@@ -17,7 +17,7 @@ from caveat.network import Params
 
 __all__ = [
     "SIZES", "Axis", "Channels", "Index", "Kept", "Layout", "Segment", "carry", "gather", "narrow", "narrow_params",
-    "resize", "rows", "scatter", "slices", "widen_params",
+    "resize", "rows", "scatter", "shrink", "slices", "widen_params",
 ]  # fmt: skip
 
 Kept = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU
@@ -136,14 +136,25 @@ def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
 
 def narrow(module: nn.Module, channels: Channels, kept: Kept) -> nn.Module:
     """A narrower copy of a module: plain layers of smaller sizes, with the kept channels' values."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    # The copy is told that these tensors are copied already: the wide ones are never written twice.
-    memo = {id(tensors[name]): _cut(tensors[name], index) for name, index in slices(channels, kept).items()}
-    result: nn.Module = copy.deepcopy(module, memo)
+    result = shrink(module, slices(channels, kept))
     for name, axis in channels.norms.items():
         resize(result.get_submodule(name), sum(s.width * s.block for s in axis), len(rows(axis, kept)))
-    for name in channels.weights:
-        _resize_layer(result.get_submodule(name.rpartition(".")[0]))
+    return result
+
+
+def shrink(module: nn.Module, index: dict[str, Index]) -> nn.Module:
+    """A copy of a module with these entries of its tensors; layers and norms that own one know their new size."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    # The copy is told that these tensors are copied already: the wide ones are never written twice.
+    memo = {id(tensors[name]): _cut(tensors[name], own) for name, own in index.items()}
+    result: nn.Module = copy.deepcopy(module, memo)
+    for name, own in index.items():
+        owner = result.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            if name.endswith("weight"):
+                _resize_layer(owner)
+        elif own[0] is not None:
+            resize(owner, len(tensors[name]), len(own[0]))
     return result
 
 

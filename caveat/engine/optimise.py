@@ -28,7 +28,7 @@ from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise"]
+__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch"]
 
 Moments = Callable[[Tensor], list[Tensor]]  # what the optimiser keeps of a tensor, shaped as it is
 
@@ -132,7 +132,7 @@ class _Loop:
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run, self.optimizers = training, run, optimizers
         self.after_step: Callable[[Moments], None] | None = None
-        self.steps = _steps(task.n, training.batch_size or task.train.batch_size)
+        self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.rows = task.train.on(run.device)
         if training.channels_last:
             for tensor in variables.weights.values():
@@ -299,7 +299,7 @@ class _Loop:
         self.run.rng.set_state(carry["rng"]["state"])
 
 
-def _steps(n: int, batch_size: int) -> int:
+def steps_per_epoch(n: int, batch_size: int) -> int:
     """Near equal batches of about this size, none of a single row, which BatchNorm could not take."""
     steps = math.ceil(n / batch_size)
     return steps - 1 if n // steps == 1 and batch_size > 1 and n > 1 else steps

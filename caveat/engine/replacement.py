@@ -48,13 +48,24 @@ class Replacement:
 
     def due(self, step: int) -> bool:
         """Whether weights are replaced after this step, counted from 0."""
-        return (step + 1) % self.interval == 0 and replacement_rate((step + 1) / self.steps, self.initial, self.stop) > 0
+        return (step + 1) % self.interval == 0 and replacement_rate(
+            (step + 1) / self.steps, self.initial, self.stop
+        ) > 0
+
+    @property
+    def chosen(self) -> bool:
+        """Whether it is chosen what goes after this step."""
+        return self._removed is not None
+
+    def forget(self) -> None:
+        """Begin the average over batches anew, as a run that goes on from a file would: it is not kept there."""
+        self._sums = {}
 
     def begin(self, step: int) -> None:
         """Before a step: choose what goes, and have the gradients of the whole weights looked at, where it is time."""
         ahead = -(step + 1) % self.interval  # steps to the next update
-        looking = ahead < self.batches and self.due(step + ahead)
         sparse = [name for name in self.substitute.layers if not self.substitute.layout.is_dense(name)]
+        looking = bool(sparse) and ahead < self.batches and self.due(step + ahead)
         self.substitute.collect({name: self._collector(name, last=ahead == 0) for name in sparse if looking})
         if ahead == 0 and looking:
             rate = replacement_rate((step + 1) / self.steps, self.initial, self.stop)
@@ -89,12 +100,16 @@ class Replacement:
         return {name: own[~removed[name]].long() for name, own in indices.items() if own is not None}
 
     def _collector(self, name: str, last: bool) -> Callable[[Tensor], None]:
+        before, so_far = self._sums.get(name), None  # sizes in earlier batches; gradient of this one
+
         def collect(gradient: Tensor) -> None:
+            nonlocal so_far
             self.ranks.add([gradient])
+            gradient = gradient if so_far is None else so_far + gradient  # a layer called again in the same pass
+            so_far = gradient if self.substitute.layers[name].calls > 1 else None
             size = gradient.abs().flatten()
             if self.batches > 1:
-                self._sums[name] = self._sums[name].add_(size) if name in self._sums else size.float()
-                size = self._sums[name]
+                size = self._sums[name] = size if before is None else before + size
             if last:
                 kept = self._kept_indices[name]
                 size = size.index_fill(0, kept, -1.0)
@@ -108,7 +123,9 @@ class Replacement:
     def _part(self, name: str) -> Tensor:
         return dict(self.substitute.layout.split(self._removed))[name]  # type: ignore[arg-type]
 
-    def finish(self, mean: Tensor, fills: dict[str, Tensor | float], tensors: dict[str, Tensor], moments: Moments) -> bool:
+    def finish(
+        self, mean: Tensor, fills: dict[str, Tensor | float], tensors: dict[str, Tensor], moments: Moments
+    ) -> bool:
         """After a step: replace, where it was time. Returns whether anything changed.
 
         `mean` and `tensors` are flat and changed in place: added weights have a mean of 0 and the value of `fills` (a
@@ -117,6 +134,9 @@ class Replacement:
         if self._removed is None:
             return False
         layout, removed = self.substitute.layout, self._removed
+        for name, part in layout.split(removed):
+            if name not in self._found:  # dense, or without a gradient: the loss does not depend on it
+                part.fill_(False)
         added = self._choose_added()
         origin, indices, counts = _rebuilt(layout, removed, added)
         fresh = origin < 0
@@ -142,6 +162,8 @@ class Replacement:
     def _choose_added(self) -> dict[str, Tensor]:
         if self.scope == "layer":
             return {name: indices for name, (_, indices) in self._found.items()}
+        if not self._found:
+            return {}
         sizes = torch.cat([values for values, _ in self._found.values()])
         chosen = torch.zeros_like(sizes, dtype=torch.bool)
         chosen[sizes.topk(int(self._removed.sum())).indices] = True  # type: ignore[union-attr]

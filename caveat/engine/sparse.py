@@ -40,7 +40,11 @@ class Geometry:
         """Of a plain linear or convolutional layer (1-D or 2-D, padded with zeros); None for any other."""
         if type(layer) is nn.Linear:
             return Geometry(tuple(layer.weight.shape))
-        if type(layer) in (nn.Conv1d, nn.Conv2d) and layer.padding_mode == "zeros":
+        if (
+            isinstance(layer, (nn.Conv1d, nn.Conv2d))
+            and type(layer) in (nn.Conv1d, nn.Conv2d)
+            and layer.padding_mode == "zeros"
+        ):
             padding = layer.padding
             if padding == "same":
                 reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
@@ -88,12 +92,11 @@ class Pattern:
     def whole(self, values: Tensor) -> Tensor:
         """The whole weight."""
         flat = values.new_zeros(self.geometry.size)
-        return flat.scatter_(0, self.indices.long(), values).view(self.geometry.shape)
+        return flat.scatter(0, self.indices.long(), values).view(self.geometry.shape)
 
     def at(self, whole: Tensor) -> Tensor:
         """The entries of a whole weight that there are."""
         return whole.reshape(-1)[self.indices.long()]
-
 
     def grid(self, x: Tensor) -> Grid | None:
         """How x lies for the native kernels; None where it goes through the whole weight."""
@@ -123,10 +126,10 @@ def apply(
     x: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None = None, collect: Collector | None = None
 ) -> Tensor:
     """The layer's outputs; `collect` gets the gradient of the whole weight when the way back passes."""
-    if (grid := _grid(x, values, pattern)) is not None:
-        found: Tensor = _Native.apply(x, values, None, bias, pattern, grid, collect)
+    if (grid := _grid(pattern, x, values, None, bias)) is not None:
+        found: Tensor = _native(x, values, None, bias, pattern, grid, collect)
         return found
-    y: Tensor = _Dense.apply(x, values, pattern, collect)
+    y = _through_whole(x, values, pattern, collect)
     return y if bias is None else y + _over_channels(bias, y, pattern.geometry)
 
 
@@ -134,18 +137,31 @@ def apply_pair(
     x: Tensor, mean: Tensor, variance: Tensor, pattern: Pattern, collect: Collector | None = None
 ) -> tuple[Tensor, Tensor]:
     """Outputs with values `mean`, and outputs of the squared inputs with values `variance`."""
-    if (grid := _grid(x, mean, pattern)) is not None:
-        pair: tuple[Tensor, Tensor] = _Native.apply(x, mean, variance, None, pattern, grid, collect)
+    if (grid := _grid(pattern, x, mean, variance, None)) is not None:
+        pair: tuple[Tensor, Tensor] = _native(x, mean, variance, None, pattern, grid, collect)
         return pair
-    return _Dense.apply(x, mean, pattern, collect), _Dense.apply(x.square(), variance, pattern, None)
+    return _through_whole(x, mean, pattern, collect), _through_whole(x.square(), variance, pattern, None)
 
 
-def _grid(x: Tensor, values: Tensor, pattern: Pattern) -> Grid | None:
+def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None) -> Grid | None:
     """For the native kernels, which are for float32 on a CPU; notes which way it goes."""
-    plain = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, values))
+    lengths = {len(pattern.indices): (values, variance), pattern.geometry.shape[0]: (bias,)}
+    given = [(t, n) for n, ts in lengths.items() for t in ts if t is not None]
+    fits = all(t.shape == (n,) and t.dtype == torch.float32 and t.device.type == "cpu" for t, n in given)
+    plain = fits and x.dtype == torch.float32 and x.device.type == "cpu"
+    plain = plain and not torch._C._are_functorch_transforms_active()  # whose tensors have no address
     grid = pattern.grid(x) if plain else None
     pattern.ran = "dense" if grid is None else "sparse"
     return grid
+
+
+def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collector | None) -> Tensor:
+    """Plain operations where the way back is not ours to write: no gradients, or one of torch.func's transforms."""
+    tracked = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
+    if collect is None and (not tracked or torch._C._are_functorch_transforms_active()):
+        return pattern.geometry.dense(x, pattern.whole(values))
+    y: Tensor = _Dense.apply(x, values, pattern, collect)
+    return y
 
 
 def _over_channels(bias: Tensor, y: Tensor, geometry: Geometry) -> Tensor:
@@ -162,14 +178,16 @@ class _Dense(torch.autograd.Function):
         return pattern.geometry.dense(x, pattern.whole(values))
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Any:
         x, values = ctx.saved_tensors
         pattern: Pattern = ctx.pattern
         of = (ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.collect is not None)
-        to_x, to_weight = pattern.geometry.gradients(g, x, pattern.whole(values.to(x.dtype)), of)
+        # Under autocast the outputs, and so g, may be of another type than the inputs.
+        to_x, to_weight = pattern.geometry.gradients(g, x.to(g.dtype), pattern.whole(values).to(g.dtype), of)
         if ctx.collect is not None:
             ctx.collect(to_weight)
-        return to_x, None if to_weight is None else pattern.at(to_weight), None, None
+        to_values = None if to_weight is None else pattern.at(to_weight).to(values.dtype)
+        return None if to_x is None else to_x.to(x.dtype), to_values, None, None
 
 
 class _Native(torch.autograd.Function):
@@ -180,44 +198,58 @@ class _Native(torch.autograd.Function):
         ctx: Any, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None, pattern: Pattern,
         grid: Grid, collect: Collector | None,
     ) -> Any:  # fmt: skip
-        x, values = x.contiguous(), values.contiguous()
-        variance = None if variance is None else variance.contiguous()
         ctx.save_for_backward(x, values, variance)
         ctx.pattern, ctx.grid, ctx.collect = pattern, grid, collect
-        lead = x.shape[:-1] if len(pattern.geometry.shape) == 2 else x.shape[:1]
-        found = [x.new_empty(*lead, *grid.outputs) for _ in range(1 if variance is None else 2)]
-        by_output = pattern.structure(grid, back=False)
-        bias = None if bias is None else bias.contiguous()
-        _call("caveat_forward", grid, x, by_output.start, by_output.offset, values, variance, bias, found[0],
-              found[-1] if variance is not None else None)  # fmt: skip
-        return found[0] if variance is None else tuple(found)
+        return _forward(x, values, variance, bias, pattern, grid)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor, g2: Tensor | None = None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gs: Tensor) -> Any:
         x, values, variance = ctx.saved_tensors
         pattern, grid, geometry = ctx.pattern, ctx.grid, ctx.pattern.geometry
-        to_x, to_mean, to_variance, to_bias = ctx.needs_input_grad[:4]
-        g, g2 = g.contiguous(), None if g2 is None else g2.contiguous()
-        by_output = pattern.structure(grid, back=False)
-        by_input = pattern.structure(grid, back=True) if to_x else None
-        dx = torch.empty_like(x) if to_x else None
-        dw = torch.empty_like(values) if to_mean or to_variance else None
-        dw2 = torch.empty_like(values) if dw is not None and variance is not None else None
-        ways = (None, None, None) if by_input is None else (by_input.start, by_input.offset, by_input.order)
-        _call("caveat_backward", grid, x, g, g2, by_output.start, by_output.offset, values, variance, *ways, dx, dw, dw2)
+        of_x, of_mean, of_variance, of_bias = ctx.needs_input_grad[:4]
+        g, g2 = gs[0], gs[1] if len(gs) == 2 else None
+        dx = x.new_empty(x.shape) if of_x else None
+        dw = x.new_empty(values.shape) if of_mean or of_variance else None
+        dw2 = x.new_empty(values.shape) if dw is not None and variance is not None else None
+        by_output = pattern.structure(grid, back=False).addresses[:2]
+        by_input = pattern.structure(grid, back=True).addresses if of_x else (None, None, None)
+        _call("caveat_backward", grid, x, g, g2, *by_output, values, variance, *by_input, dx, dw, dw2)
         if ctx.collect is not None:
             ctx.collect(geometry.gradients(g, x, g.new_empty(geometry.shape), (False, True))[1])
         db = None
-        if to_bias:
+        if of_bias:
             db = g.reshape(-1, g.shape[-1]).sum(0) if len(geometry.shape) == 2 else g.flatten(2).sum((0, 2))
-        return dx, dw if to_mean else None, dw2 if to_variance else None, db, None, None, None
+        return dx, dw if of_mean else None, dw2 if of_variance else None, db, None, None, None
 
 
-def _call(name: str, grid: Grid, *given: Any) -> None:
-    """A kernel on tensors and arrays; None where it takes nothing."""
+def _native(
+    x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None, pattern: Pattern, grid: Grid,
+    collect: Collector | None,
+) -> Any:  # fmt: skip
+    """Outputs, a pair of them with a variance; without autograd's share of the time where nobody asks for gradients."""
+    tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, values, variance, bias))
+    if tracked:
+        return _Native.apply(x, values, variance, bias, pattern, grid, collect)
+    return _forward(x, values, variance, bias, pattern, grid)
+
+
+def _forward(
+    x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None, pattern: Pattern, grid: Grid
+) -> Any:
+    lead = x.shape[:-1] if len(pattern.geometry.shape) == 2 else x.shape[:1]
+    y = x.new_empty((*lead, *grid.outputs))
+    y2 = None if variance is None else torch.empty_like(y)
+    by_output = pattern.structure(grid, back=False).addresses[:2]
+    _call("caveat_forward", grid, x, *by_output, values, variance, bias, y, y2)
+    return y if y2 is None else (y, y2)
+
+
+def _call(name: str, grid: Grid, *given: Tensor | int | None) -> None:
+    """A kernel on tensors, which are made contiguous, and addresses; None where there is nothing."""
     library = native.library()
     assert library is not None  # there is no grid without it
-    places = [None if a is None else a.data_ptr() if isinstance(a, Tensor) else a.ctypes.data for a in given]
-    if getattr(library, name)(grid.plan.ctypes.data, *places, torch.get_num_threads()):
-        raise MemoryError(f"no memory for the grids of a layer with weights {grid.outputs[0]} x ...; use a smaller batch")
+    tensors = [a.contiguous() if isinstance(a, Tensor) else a for a in given]  # keeps them until the kernel is done
+    places = [a.data_ptr() if isinstance(a, Tensor) else a for a in tensors]
+    if getattr(library, name)(grid.address, *places, torch.get_num_threads()):
+        raise MemoryError(f"no memory for {grid.rows[0]} + {grid.rows[1]} rows of {grid.plan[4]} numbers")

@@ -7,7 +7,7 @@ The weights of all layers lie one after the other in flat tensors, so that an op
 weights there are see one tensor each. Biases and every other parameter stay as they are, without a posterior.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from caveat.engine.sparse import Collector, Geometry, Pattern, apply, apply_pair
 from caveat.network import Network, Params
 
-__all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "left_out", "sparse_layers"]
+__all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "left_out", "sparse_layers", "weight_name"]
 
 _TINY = 1e-16  # added to a variance: the gradient of its root stays finite where all inputs are zero
 
@@ -29,15 +29,18 @@ class SparseLayer(nn.Module):
     values: Tensor  # [K], or the whole shape without a pattern
     variance: Tensor | None  # alike; None for point weights
 
-    def __init__(self, layer: nn.Module, geometry: Geometry) -> None:
+    def __init__(self, layer: Any, geometry: Geometry) -> None:
         super().__init__()
         self.geometry = geometry
         self.register_parameter("bias", layer.bias)
         self.pattern: Pattern | None = None
         self.collect: Collector | None = None
+        self.calls = 0  # since it was told where to give gradients
+        self.noise: Callable[[Tensor], Tensor] | None = None  # as randn_like, where something else is to draw
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs; with variances, a draw of them."""
+        self.calls += self.collect is not None
         if self.variance is None:
             if self.pattern is None:
                 return self.geometry.dense(x, self.values, self.bias)
@@ -49,7 +52,23 @@ class SparseLayer(nn.Module):
             mean, variance = apply_pair(x, self.values, self.variance, self.pattern, self.collect)
             if self.bias is not None:
                 mean = mean + self.bias.view(-1, *[1] * (len(self.geometry.shape) - 2))
-        return torch.addcmul(mean, (variance + _TINY).sqrt(), torch.randn_like(mean))
+        noise = torch.randn_like(mean) if self.noise is None else self.noise(mean)
+        return torch.addcmul(mean, (variance + _TINY).sqrt(), noise)
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole weight, for a module that takes it instead of calling the layer, as torch's Transformer may."""
+        if self.variance is not None:
+            raise ValueError(
+                "a module takes the weight of a layer instead of calling the layer, so that its outputs cannot be "
+                "drawn: predict with prediction='draws', or leave that layer out with parameters="
+            )
+        return self.values if self.pattern is None else self.pattern.whole(self.values)
+
+
+def weight_name(layer: str) -> str:
+    """What a layer's weight is called among a module's parameters; the module itself may be the layer, called ""."""
+    return f"{layer}.weight".removeprefix(".")
 
 
 def candidates(network: Network) -> dict[str, Geometry]:
@@ -67,7 +86,7 @@ def sparse_layers(network: Network) -> dict[str, Geometry]:
         module: Any = network.module.get_submodule(name)
         alone = sum(other is module for other in modules) == 1 and owners.count(id(module.weight)) == 1
         hooked = module._forward_hooks or module._forward_pre_hooks
-        if f"{name}.weight" in network.names and alone and not hooked:
+        if weight_name(name) in network.names and alone and not hooked:
             found[name] = geometry
     if not found:
         raise ValueError(
@@ -80,7 +99,7 @@ def sparse_layers(network: Network) -> dict[str, Geometry]:
 def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:
     """Selected weights of two axes or more that stay deterministic."""
     own = dict(network.module.named_parameters())
-    inside = {f"{name}.weight" for name in layers}
+    inside = {weight_name(name) for name in layers}
     return [name for name in network.names if own[name].ndim > 1 and name not in inside]
 
 
@@ -110,7 +129,8 @@ class Layout:
     def patterns(self) -> dict[str, Pattern | None]:
         """The same, as layers take them."""
         return {
-            name: None if own is None else Pattern(self.geometries[name], own) for name, own in self.indices_of().items()
+            name: None if own is None else Pattern(self.geometries[name], own)
+            for name, own in self.indices_of().items()
         }
 
     def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -131,7 +151,7 @@ class Layout:
         weights = {}
         for name, part in self.split(flat):
             pattern = patterns[name]
-            weights[f"{name}.weight"] = (
+            weights[weight_name(name)] = (
                 part.view(self.geometries[name].shape) if pattern is None else pattern.whole(part)
             )
         return weights
@@ -148,9 +168,12 @@ class Substitute:
         for name, geometry in layout.geometries.items():
             parent, _, child = name.rpartition(".")
             layer = SparseLayer(module.get_submodule(name), geometry)
-            setattr(module.get_submodule(parent), child, layer)
+            if name:
+                setattr(module.get_submodule(parent), child, layer)
+            else:
+                module = self.network.module = layer
             self.layers[name] = layer
-        inside = {f"{name}.weight" for name in layout.geometries}
+        inside = {weight_name(name) for name in layout.geometries}
         self.network.names = tuple(name for name in network.names if name not in inside)
         targets = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
@@ -177,7 +200,12 @@ class Substitute:
     def collect(self, collectors: dict[str, Collector]) -> None:
         """Have the gradients of these layers' whole weights given to functions, or none."""
         for name, layer in self.layers.items():
-            layer.collect = collectors.get(name)
+            layer.collect, layer.calls = collectors.get(name), 0
+
+    def draw_noise(self, noise: Callable[[Tensor], Tensor] | None) -> None:
+        """Have a function draw the layers' noise, or torch's global generator."""
+        for layer in self.layers.values():
+            layer.noise = noise
 
     def rest(self) -> Params:
         """Parameters and buffers beside the layers' weights, as they are now, where they can have changed."""
@@ -191,4 +219,3 @@ class Substitute:
         total = sum(layer.geometry.size for layer in sparse)
         ran = sum(layer.geometry.size for layer in sparse if getattr(layer.pattern, "ran", None) == "sparse")
         return ran / total if total else 0.0
-

@@ -235,11 +235,12 @@ class Lane:
 
 
 def vmap_takes(network: Network, x: Inputs) -> bool:
-    """Whether several sets of weights can go through the network at once."""
-    stacked = {name: torch.stack([w, w]) for name, w in network.params().items()}
+    """Whether several sets of weights can go through the network at once, and gradients back."""
+    stacked = {name: torch.stack([w, w]).requires_grad_() for name, w in network.params().items()}
     try:
-        with torch.no_grad():
-            torch.vmap(lambda params: network(params, x))(stacked)
+        with torch.enable_grad():
+            outputs = torch.vmap(lambda params: network(params, x))(stacked)
+            torch.autograd.grad(outputs.sum(), [*stacked.values()], allow_unused=True)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # an operation without a batched form, or a module that looks at values

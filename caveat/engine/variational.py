@@ -11,15 +11,17 @@ Biases and norm layers are points under the prior.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs
-from caveat.engine.optimise import BatchPart, Moments, Variables, optimise
+from caveat.batches import Inputs, count_rows
+from caveat.engine.channel_exchange import ChannelExchange
+from caveat.engine.optimise import BatchPart, Moments, Variables, optimise, steps_per_epoch
 from caveat.engine.replacement import Replacement
 from caveat.engine.run import Run
-from caveat.engine.sparse_layers import Layout, Substitute, candidates
+from caveat.engine.sparse_layers import Layout, Substitute, candidates, weight_name
 from caveat.engine.training import Training
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -65,7 +67,7 @@ def precisions(network: Network, layout: Layout) -> Tensor:
             f"{type(prior).__name__}: use caveat.GaussianPrior(precision)"
         )
     own = dict(network.module.named_parameters())
-    by_layer = {name: prior.of(f"{name}.weight", own[f"{name}.weight"]) for name in layout.counts}
+    by_layer = {name: prior.of(weight_name(name), own[weight_name(name)]) for name in layout.counts}
     values = [*by_layer.values()]
     if all(value.ndim == 0 and value == values[0] for value in values):
         return values[0]
@@ -93,9 +95,11 @@ class Variational:
         self.mean, self.log_std = mean.requires_grad_(), None if log_std is None else log_std.requires_grad_()
         self.kl_weight = kl_weight
         self.replacement: Replacement | None = None
+        self.exchange: ChannelExchange | None = None
         self.new_std: float | None = None  # of added weights; None takes the mean of their layer's
         self.at_the_mean = False  # whether gradients of weights that are not there are taken without noise
         self.step, self.begun = 0, False
+        self._fast_pass = torch.compile(self._plain_pass) if training.compile else self._plain_pass
         module = substitute.network.module
         own = dict(module.named_parameters())
         weights = {"active.mean": self.mean} | {n: own[n].requires_grad_() for n in substitute.network.names}
@@ -104,10 +108,13 @@ class Variational:
             hyper["log_noise"].requires_grad_()
         scales = {} if self.log_std is None else {"active.log_std": self.log_std}
         self.counts = torch.tensor([*substitute.layout.counts.values()])
-        extra = {"indices": substitute.layout.indices, "counts": self.counts, "step": torch.zeros((), dtype=torch.int64)}
+        indices = substitute.layout.indices.clone()  # the layers' own stay as they are while these are overwritten
+        extra = {"indices": indices, "counts": self.counts, "step": torch.zeros((), dtype=torch.int64)}
         self.variables = Variables(weights, hyper, dict(module.named_buffers()), extra, scales, std_learning_rate)
-        self.precision = precisions(task.network, substitute.layout) if scales else None
-        steps = math.ceil(task.n / (training.batch_size or task.train.batch_size))
+        gaussian = isinstance(task.network.prior, GaussianPrior)
+        self.precision = precisions(task.network, substitute.layout) if scales or gaussian else None
+        self.decay = self._decay()
+        steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.steps = max(1, training.epochs * steps)
 
     def train(self, training_flops: float | None = None) -> Trained:
@@ -120,7 +127,7 @@ class Variational:
             self._loss,
             self.training,
             self.run,
-            decay=self._decay(),
+            decay=self.decay,
             validate=None if task.validation is None else self._validate,
             after_epoch=self._after_epoch,
             after_step=self._after_step,
@@ -133,17 +140,24 @@ class Variational:
         return Trained(substitute.layout, self.mean.detach(), std, substitute.rest(), hyper, history)
 
     def _decay(self) -> dict[str, float] | None:
-        """The prior of what has no posterior, as weight decay."""
+        """The prior of what has no posterior, as weight decay; None where it has to be in the loss."""
         prior, network = self.task.network.prior, self.substitute.network
-        if not isinstance(prior, GaussianPrior):
+        if not isinstance(prior, GaussianPrior) or self.precision is None:
             return None
         own = dict(network.module.named_parameters())
         points = {name: prior.of(name, own[name]) for name in network.names}
-        decay = {name: float(p) / self.task.n for name, p in points.items() if p.numel() == 1}
-        if self.log_std is None:  # points have their prior as weight decay, and one precision
-            precision = precisions(self.task.network, self.substitute.layout)
-            decay["active.mean"] = float(precision.mean()) / self.task.n
-        return decay
+        if self.log_std is None:
+            points["active.mean"] = self.precision
+        if any(precision.numel() > 1 for precision in points.values()):
+            return None
+        return {name: float(precision) / self.task.n for name, precision in points.items()}
+
+    def _log_prior_of_points(self) -> Tensor:
+        """Of what has no posterior; of active weights at their places, since a prior may correlate a layer's."""
+        points = {name: self.variables.weights[name] for name in self.substitute.network.names}
+        if self.log_std is None:
+            points |= self.substitute.layout.whole(self.mean)
+        return self.task.network.prior.log_prob(points) if points else self.mean.new_zeros(())
 
     def variance(self) -> Tensor | None:
         """Of every weight."""
@@ -156,7 +170,14 @@ class Variational:
             self.replacement.begin(self.step)
             if self.at_the_mean and self.replacement.due(self.step):
                 self._look_at_the_mean(x, y, part)
+        if self.exchange is not None and self.exchange.due(self.step):
+            loss = partial(self._minus_log_likelihood, y=y, part=part)
+            self.exchange.look(self.step, self.mean, x, loss)
+        if self.run.ranks.size > 1 or not self.training.compile:
+            self.substitute.draw_noise(_noise_of_batch(count_rows(x), part, rng))
         outputs, value = self._outputs(x, y, part, self.variance())
+        if self.decay is None:
+            value = value - part.prior_share / self.task.n * self._log_prior_of_points()
         if self.log_std is not None and self.precision is not None:
             weight = self.kl_weight(self.step / self.steps)
             value = value + part.prior_share * weight / self.task.n * gaussian_kl(
@@ -165,11 +186,18 @@ class Variational:
         return value, outputs
 
     def _outputs(self, x: Inputs, y: Tensor, part: BatchPart, variance: Tensor | None) -> tuple[Tensor, Tensor]:
-        self.substitute.use(self.mean, variance)
-        outputs = self.substitute.network.training_pass(x)
+        looking = any(layer.collect is not None for layer in self.substitute.layers.values())
+        outputs = (self._plain_pass if looking else self._fast_pass)(x, self.mean, variance)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        return outputs, self._minus_log_likelihood(outputs, y, part)
+
+    def _minus_log_likelihood(self, outputs: Tensor, y: Tensor, part: BatchPart) -> Tensor:
         joint = self.task.log_joint(outputs, y, {}, self.variables.hyper, batch_rows=part.batch_rows, share=0.0)
-        return outputs, -joint / self.task.n
+        return -joint / self.task.n
+
+    def _plain_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
+        self.substitute.use(mean, variance)
+        return self.substitute.network.training_pass(x)
 
     def _look_at_the_mean(self, x: Inputs, y: Tensor, part: BatchPart) -> None:
         """A pass without noise, for its gradients alone; the step itself then looks at nothing."""
@@ -180,29 +208,52 @@ class Variational:
     def _after_step(self, moments: Moments) -> None:
         self.step += 1
         self.variables.extra["step"].fill_(self.step)
-        if self.replacement is None:
+        if self.exchange is not None and self.exchange.chosen:
+            scales = {} if self.log_std is None else {"log_std": (self.log_std, self._new_log_std())}
+            self.exchange.finish(self.mean, scales, moments)
+            for space, own in self.exchange.kept.items():
+                self.variables.extra[f"kept.{space}"].copy_(own)
+        if self.replacement is None or not self.replacement.chosen:
             return
         tensors = {} if self.log_std is None else {"log_std": self.log_std}
-        fill: Tensor | float = 0.0
-        if self.log_std is not None:
-            parts = (part.exp().mean().log() for _, part in self.substitute.layout.split(self.log_std.detach()))
-            fill = torch.stack([*parts]) if self.new_std is None else math.log(self.new_std)
+        fill: Tensor | float = 0.0 if self.log_std is None else self._new_log_std()
         if self.replacement.finish(self.mean, {"log_std": fill}, tensors, moments):
             layout = self.substitute.layout
             self.variables.extra["indices"].copy_(layout.indices)
             self.counts.copy_(torch.tensor([*layout.counts.values()]))
-            if self.precision is not None and self.precision.ndim:
-                self.precision = precisions(self.task.network, layout)
+            self._follow_prior()
+
+    def _new_log_std(self) -> Tensor:
+        """Of weights that are added, for each layer."""
+        assert self.log_std is not None
+        parts = [part.exp().mean().log() for _, part in self.substitute.layout.split(self.log_std.detach())]
+        means = torch.stack(parts)
+        return means if self.new_std is None else torch.full_like(means, math.log(self.new_std))
+
+    def use_channels(self, exchange: ChannelExchange) -> None:
+        """Have channels exchanged."""
+        self.exchange = exchange
+        self.variables.extra |= {f"kept.{space}": own.clone() for space, own in exchange.kept.items()}
 
     def _take_up(self) -> None:
         """Where the flat tensors came from a file or from the best epoch, have the layers follow."""
         layout, kept = self.substitute.layout, self.variables.extra
         self.begun, self.step = True, int(kept["step"])
-        if not torch.equal(kept["indices"], layout.indices):
-            counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))
+        if self.exchange is not None:
+            self.exchange.kept = {space: kept[f"kept.{space}"].clone() for space in self.exchange.kept}
+        counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))
+        if counts != layout.counts or not torch.equal(kept["indices"], layout.indices):
             self.substitute.arrange(Layout(layout.geometries, counts, kept["indices"].clone()))
+            self._follow_prior()
+
+    def _follow_prior(self) -> None:
+        """Have the precisions of the weights that there are, where they differ."""
+        if self.precision is not None and self.precision.ndim:
+            self.precision = precisions(self.task.network, self.substitute.layout)
 
     def _after_epoch(self, epoch: int) -> None:
+        if self.replacement is not None:
+            self.replacement.forget()
         buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]
         self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
         for buffer in buffers if self.run.ranks.size > 1 else []:
@@ -211,6 +262,17 @@ class Variational:
     def _validate(self) -> float:
         """At the means."""
         self.substitute.use(self.mean.detach())
-        return -float(
-            self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation)
-        )
+        return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
+
+
+def _noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """Standard normals as one process would draw them for a whole batch: those of this rank's rows."""
+
+    def draw(like: Tensor) -> Tensor:
+        times, rest = divmod(len(like), rows)  # a module may have folded another axis into the rows
+        total, start = (len(like), 0) if rest else (times * part.batch_rows, times * part.start)
+        shape = (total, *like.shape[1:])
+        whole = torch.randn(shape, generator=rng, dtype=like.dtype, device=like.device)
+        return whole[start : start + len(like)]
+
+    return draw

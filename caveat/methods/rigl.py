@@ -79,7 +79,7 @@ class RigL:
             ranks=run.ranks,
         )
         trained = trainer.train(made.total.training_flops)
-        found = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
+        found: dict[str, float] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
         found["ran_sparse"] = substitute.ran_sparse()
         return trained.state(network), describe(task, trained, run, made, "point", found)
 

@@ -11,9 +11,11 @@ fixed at zero, against a Gaussian, is infinite and left out.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from caveat.engine.accounting import Scheme
 from caveat.engine.active import (
@@ -24,17 +26,22 @@ from caveat.engine.active import (
     begin,
     describe,
     fresh_layout,
+    narrow_account,
     warn_if_frozen,
 )
+from caveat.engine.channel_choice import start_kept
+from caveat.engine.channel_exchange import ChannelExchange, narrow_network, stored_slices
+from caveat.engine.channels import find_channels
 from caveat.engine.criteria import Criterion, keep_scores
 from caveat.engine.densities import Allocation, counts, dense_layers
 from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.narrowing import narrow_params
 from caveat.engine.replacement import Addition, Replacement, Scope
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.sparse_layers import Substitute, sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational import Variational
+from caveat.engine.variational import Trained, Variational
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -48,6 +55,7 @@ class SSVI:
     """Mean-field Gaussians over few weights, chosen while they are trained."""
 
     density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
+    structure: Literal["unstructured", "channel"] = "unstructured"  # weights one by one, or whole channels
     allocation: Allocation = "uniform"  # of the active weights over layers: the same share, or more to small ones (erk)
     dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
     criterion: Criterion = "snr_magnitude"  # by which weights are kept
@@ -81,28 +89,20 @@ class SSVI:
         return 11 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Train, exchanging weights."""
+        """Train, exchanging weights or channels."""
+        return (
+            self._fit_channels(task, start, run) if self.structure == "channel" else self._fit_weights(task, start, run)
+        )
+
+    def _fit_weights(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network = task.network.to(run.device)
         layers = sparse_layers(network)
         substitute, mean = begin(network, start, fresh_layout(layers, self.counts(layers), run))
-        log_std = torch.full_like(mean, math.log(self.initial_std))
-        scheme = Scheme(interval=self.interval, optimizer=self.training.optimizer)
-        made = account_of(task, substitute.layout, run, scheme)
-        trainer = Variational(
-            task,
+        made = account_of(task, substitute.layout, run, self._scheme(self.interval))
+        trainer = self._trainer(task, substitute, mean, start, run)
+        replacement = trainer.replacement = Replacement(
             substitute,
-            mean,
-            log_std,
-            start["hyper"],
-            self.training,
-            run,
-            std_learning_rate=self.std_learning_rate,
-            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
-        )
-        trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
-        trainer.replacement = Replacement(
-            substitute,
-            lambda: keep_scores(self.criterion, trainer.mean.detach(), log_std.detach().exp()),
+            partial(self._keep_scores, trainer),
             self.interval,
             self.replacement,
             self.stop,
@@ -112,12 +112,70 @@ class SSVI:
             run.ranks,
         )
         trained = trainer.train(made.total.training_flops)
-        found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run) | {
-            "exchanges": trainer.replacement.updates,
-            "exchanged": trainer.replacement.replaced,
-            "ran_sparse": substitute.ran_sparse(),
-        }
+        found = self._found(trained, run) | {"exchanges": replacement.updates, "exchanged": replacement.replaced}
+        found["ran_sparse"] = substitute.ran_sparse()
         return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+
+    def _fit_channels(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        network = task.network.to(run.device)
+        example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
+        channels = find_channels(network.module, example)
+        kept = start_kept(channels, self.density, run.rng)
+        narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
+        layers = sparse_layers(narrow)
+        thin = narrow_params(start["params"], channels, kept)
+        for name in channels.weights:  # fewer inputs are added up
+            thin[name] = thin[name] * (start["params"][name][0].numel() / thin[name][0].numel()) ** 0.5
+        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = begin(narrow, {"params": thin}, layout)
+        made = narrow_account(task, narrow, run, self._scheme(None), self.interval)
+        trainer = self._trainer(task, substitute, mean, start, run)
+        exchange = ChannelExchange(
+            network,
+            substitute,
+            channels,
+            kept,
+            partial(self._keep_scores, trainer),
+            self.interval,
+            self.replacement,
+            self.stop,
+            trainer.steps,
+            run.seed,
+            run.ranks,
+        )
+        trainer.use_channels(exchange)
+        trained = trainer.train(made.total.training_flops)
+        found = self._found(trained, run) | {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
+        found["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
+        found["whole"] = channels.whole
+        state = trained.state(narrow) | {"slices": stored_slices(channels, exchange.kept)}
+        return state, describe(task, trained, run, made, "Gaussian", found)
+
+    def _scheme(self, interval: int | None) -> Scheme:
+        return Scheme(interval=interval, optimizer=self.training.optimizer)
+
+    def _trainer(self, task: Task, substitute: Substitute, mean: Tensor, start: State, run: Run) -> Variational:
+        trainer = Variational(
+            task,
+            substitute,
+            mean,
+            torch.full_like(mean, math.log(self.initial_std)),
+            start["hyper"],
+            self.training,
+            run,
+            std_learning_rate=self.std_learning_rate,
+            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+        )
+        trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
+        return trainer
+
+    def _keep_scores(self, trainer: Variational) -> Tensor:
+        assert trainer.log_std is not None
+        return keep_scores(self.criterion, trainer.mean.detach(), trainer.log_std.detach().exp())
+
+    def _found(self, trained: Trained, run: Run) -> dict[str, Any]:
+        assert trained.log_std is not None
+        return warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
 
     draws = active_draws
     outputs = active_outputs

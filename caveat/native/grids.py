@@ -21,6 +21,7 @@ A linear layer is the case of one position; its features come in units of sixtee
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +94,11 @@ class Grid:
     taps: tuple[Integers, Integers]  # row within a channel, and shift, of each position in the kernel
     key: tuple[int, ...]  # equal for grids that share their structures
 
+    @functools.cached_property
+    def address(self) -> int:
+        """Of the plan, as the kernels take it."""
+        return int(self.plan.ctypes.data)
+
     @staticmethod
     @functools.lru_cache(maxsize=256)
     def of(
@@ -103,10 +109,8 @@ class Grid:
         if len(shape) == 2:
             return _linear(shape, inputs[0])
         # A 1-D convolution is a 2-D one of height 1.
-        sizes, kernel = (1, *inputs[2:])[-2:], (1, *shape[2:])[-2:]
-        across = [
-            Axis(*a) for a in zip(sizes, kernel, (1, *stride)[-2:], (0, *padding)[-2:], (1, *dilation)[-2:], strict=True)
-        ]
+        settings = ((1, *inputs[2:]), (1, *shape[2:]), (1, *stride), (0, *padding), (1, *dilation))
+        across = [Axis(*values) for values in zip(*(s[-2:] for s in settings), strict=True)]
         return _convolution(shape, across[0], across[1], groups * shape[1], inputs)
 
 
@@ -117,6 +121,11 @@ class Structure:
     start: Integers
     offset: Integers
     order: Integers | None = None  # which non-zero each is, where that is not its own number
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, int, int | None]:
+        """Of the three, as the kernels take them."""
+        return self.start.ctypes.data, self.offset.ctypes.data, None if self.order is None else self.order.ctypes.data
 
     @staticmethod
     def forward(shape: tuple[int, ...], groups: int, indices: Integers, grid: Grid) -> "Structure":
@@ -159,7 +168,7 @@ def _linear(shape: tuple[int, ...], batch: int) -> Grid | None:
     chunk = max(1, min(16, CACHE // (max(units) * LANES * LANES)))
     length = _row_length(chunk * LANES)
     table = (np.arange(LANES) * length).astype(np.int32)
-    sides = [(unit, LANES, LANES, 1, n, 1) for unit, n in zip(units, (features, outputs), strict=True)]
+    sides = [(unit, LANES, LANES, LANES, 1, n, 1) for unit, n in zip(units, (features, outputs), strict=True)]
     none = np.zeros(1, np.int32)
     head = (batch, LANES, chunk, 1, length, 0)
     return _grid(head, sides, (table, table), (outputs,), (none, none), ())
@@ -171,7 +180,7 @@ def _convolution(shape: tuple[int, ...], high: Axis, wide: Axis, channels: int, 
         return None
     phases = len(high.phases) * len(wide.phases)
     positions = area * max(channels * phases, shape[0])
-    lanes = LANES if batch >= LANES and positions * LANES <= CACHE * 2 else 1
+    lanes = LANES if batch >= LANES and positions * LANES <= 3 * CACHE else 1
     chunk = max(1, CACHE // (positions * lanes))
     row_of, shift_of = _outer(high.taps(), wide.taps(), len(wide.phases), wide.pitch)
     slack = -(-int(np.abs(shift_of).max()) * lanes // LANES) * LANES
@@ -181,12 +190,14 @@ def _convolution(shape: tuple[int, ...], high: Axis, wide: Axis, channels: int, 
     table_out = np.add.outer(np.arange(high.outputs) * wide.pitch, np.arange(wide.outputs)).ravel() * lanes
     span, span_out = int(place.max()) + 1, int(table_out[-1]) // lanes + 1
     sides = [
-        (channels, phases, table.size, wide.size if wide.stride == 1 else 1, channels * table.size, span),
-        (shape[0], 1, table_out.size, wide.outputs, shape[0] * table_out.size, span_out),
+        (channels, phases, table.size, wide.size, wide.stride, channels * table.size, span),
+        (shape[0], 1, table_out.size, wide.outputs, 1, shape[0] * table_out.size, span_out),
     ]
     outputs = (shape[0], high.outputs, wide.outputs) if len(shape) == 4 else (shape[0], wide.outputs)
     head = (batch, lanes, chunk, area, length, slack)
-    return _grid(head, sides, (table, table_out.astype(np.int32)), outputs, (row_of, shift_of * np.int32(lanes)), inputs[2:])
+    return _grid(
+        head, sides, (table, table_out.astype(np.int32)), outputs, (row_of, shift_of * np.int32(lanes)), inputs[2:]
+    )
 
 
 def _outer(
@@ -204,8 +215,8 @@ def _row_length(least: int) -> int:
 
 
 def _grid(
-    head: tuple[int, ...], sides: list[tuple[int, ...]], tables: tuple[Integers, Integers], outputs: tuple[int, ...],
-    taps: tuple[Integers, Integers], sizes: tuple[int, ...],
+    head: tuple[int, ...], sides: Sequence[tuple[int, ...]], tables: tuple[Integers, Integers],
+    outputs: tuple[int, ...], taps: tuple[Integers, Integers], sizes: tuple[int, ...],
 ) -> Grid | None:  # fmt: skip
     rows = (sides[0][0] * sides[0][1], sides[1][0] * sides[1][1])
     if max(rows) * head[4] >= 2**31:

@@ -201,3 +201,13 @@ def test_a_wrong_input_is_refused_as_torch_refuses_it() -> None:
     pattern, x, mean, _, _ = given("3x3", 0.1)
     with pytest.raises(RuntimeError, match="channels"):
         apply(x[:, :3], mean, pattern)
+
+
+def test_under_transforms_of_torch_func(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sparse, "runs_sparse", lambda *_: True)
+    pattern, x, mean, _, bias = given("3x3", 0.3)
+    found = torch.func.vmap(lambda v: apply(x.detach(), v, pattern, bias))(torch.stack([mean, 2 * mean]).detach())
+    torch.testing.assert_close(found[0], apply(x, mean, pattern, bias), rtol=1e-4, atol=1e-5)
+    (wanted,) = torch.autograd.grad(apply(x, mean, pattern).sum(), mean)
+    found = torch.func.grad(lambda v: apply(x.detach(), v, pattern).sum())(mean.detach())
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
