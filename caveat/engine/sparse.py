@@ -51,7 +51,7 @@ class Geometry:
                 if any(r % 2 for r in reach):
                     return None
                 padding = tuple(r // 2 for r in reach)
-            elif padding == "valid":
+            elif isinstance(padding, str):  # "valid"
                 padding = (0,) * len(layer.kernel_size)
             return Geometry(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
         return None
@@ -92,7 +92,9 @@ class Pattern:
     def whole(self, values: Tensor) -> Tensor:
         """The whole weight."""
         flat = values.new_zeros(self.geometry.size)
-        return flat.scatter(0, self.indices.long(), values).view(self.geometry.shape)
+        # In place saves a copy, but vmap warns of it.
+        scatter = flat.scatter if torch._C._are_functorch_transforms_active() else flat.scatter_
+        return scatter(0, self.indices.long(), values).view(self.geometry.shape)
 
     def at(self, whole: Tensor) -> Tensor:
         """The entries of a whole weight that there are."""

@@ -33,6 +33,8 @@ class SparseLayer(nn.Module):
         super().__init__()
         self.geometry = geometry
         self.register_parameter("bias", layer.bias)
+        # Of no numbers: says the device and type of a network that has no other parameter left.
+        self.place = nn.Parameter(layer.weight.detach().new_empty(0), requires_grad=False)
         self.pattern: Pattern | None = None
         self.collect: Collector | None = None
         self.calls = 0  # since it was told where to give gradients

@@ -1,0 +1,206 @@
+"""Channels are exchanged: what stays keeps its values and moments; the network is the wide one without what went."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import caveat
+from caveat import SSVI, Training
+from caveat.engine.active import active_draws, begin, fresh_layout, own_network
+from caveat.engine.channel_choice import start_kept
+from caveat.engine.channel_exchange import ChannelExchange, narrow_network, of_slices, stored_slices, widened
+from caveat.engine.channels import find_channels
+from caveat.engine.narrowing import Kept, narrow_params, slices
+from caveat.engine.run import Run
+from caveat.engine.sparse_layers import sparse_layers
+from caveat.network import Network
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    ).double()
+
+
+X = torch.randn(12, 2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 3
+
+
+def exchange(**changed: object) -> tuple[ChannelExchange, Tensor, Tensor]:
+    """With four and three channels of eight and six, and the flat means and log stds."""
+    network = Network(module(), caveat.Categorical(), caveat.GaussianPrior(1.0))
+    channels = find_channels(network.module, X)
+    kept = start_kept(channels, 0.3, torch.Generator().manual_seed(1))
+    narrow = narrow_network(network, channels, kept)
+    layers = sparse_layers(narrow)
+    layout = fresh_layout(layers, {name: g.size for name, g in layers.items()}, Run())
+    substitute, mean = begin(narrow, {"params": narrow_params(network.params(), channels, kept)}, layout)
+    log_std = torch.randn(mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    settings: dict[str, object] = {"interval": 2, "initial": 0.5, "stop": 0.75, "steps": 16, "seed": 0} | changed
+    return (
+        ChannelExchange(network, substitute, channels, kept, lambda: mean.abs(), **settings),  # type: ignore[arg-type]
+        mean,
+        log_std,
+    )
+
+
+def looked(of: ChannelExchange, mean: Tensor) -> None:
+    of.look(1, mean, X, lambda outputs: nn.functional.cross_entropy(outputs, Y))
+
+
+def outputs(of: ChannelExchange, mean: Tensor) -> Tensor:
+    of.substitute.use(mean)
+    return of.substitute.network.evaluation_pass(X)
+
+
+def wide_without(of: ChannelExchange, mean: Tensor, before: Kept, gone: Kept) -> Tensor:
+    """The narrow network's function with the channels that went cut out of the wide network."""
+    module_now = of.substitute.network.module
+    rest = dict(module_now.named_parameters()) | dict(module_now.named_buffers())
+    thin = {n: v.detach().clone() for n, v in rest.items()} | of.substitute.layout.whole(mean.clone())
+    wide = widened(thin, of.network, stored_slices(of.channels, before))
+    stay = {s: own[~torch.isin(own, gone[s])] for s, own in before.items()}
+    cut = slices(of.channels, stay)
+    for name, index in cut.items():
+        mask = torch.zeros_like(wide[name], dtype=torch.bool)
+        grid = torch.meshgrid(
+            *(
+                torch.arange(n) if i is None else i
+                for n, i in zip(wide[name].shape, (*index, None, None), strict=False)
+            ),
+            indexing="ij",
+        )
+        mask[grid] = True
+        wide[name] = torch.where(mask, wide[name], torch.ones_like(wide[name]) * (name.endswith("running_var")))
+    return of.network(wide, X)
+
+
+def test_added_channels_do_nothing_until_they_are_trained() -> None:
+    of, mean, log_std = exchange()
+    before = of.kept
+    looked(of, mean)
+    gone = {s: own[~torch.isin(own, of._new[s])] for s, own in before.items()}
+    assert sum(len(own) for own in gone.values()) >= 2
+    expected = wide_without(of, mean, before, gone)
+    of.finish(mean, {"log_std": (log_std, torch.zeros(3, dtype=torch.float64))}, lambda tensor: [])
+    assert of.updates == 1
+    assert of.replaced == sum(len(own) for own in gone.values())
+    torch.testing.assert_close(outputs(of, mean), expected)
+
+
+def test_what_stays_keeps_its_values_and_moments() -> None:
+    of, mean, log_std = exchange()
+    of.substitute.network.module.requires_grad_(True)
+    old = slices(of.channels, of.kept)
+    layout = of.substitute.layout
+    was, spread = layout.whole(mean.clone()), layout.whole(log_std.clone())
+    momentum: dict[int, Tensor] = {}
+
+    def moments(tensor: Tensor) -> list[Tensor]:
+        return [momentum.setdefault(id(tensor), torch.randn_like(tensor) + 5)]
+
+    kept_moments = layout.whole(moments(mean)[0].clone())
+    looked(of, mean)
+    of.finish(mean, {"log_std": (log_std, torch.tensor([7.0, 8.0, 9.0]).double())}, moments)
+    new = slices(of.channels, of.kept)
+    now, spread_now, moments_now = layout.whole(mean), layout.whole(log_std), layout.whole(moments(mean)[0])
+    seen = 0
+    for place, name in enumerate(was):
+        if name not in old:
+            continue
+        pairs = zip(old[name], new[name], strict=True)
+        both = [torch.isin(n, o) if o is not None and n is not None else None for o, n in pairs]
+        for o in range(now[name].shape[0]):
+            for i in range(now[name].shape[1]):
+                stays = (both[0] is None or bool(both[0][o])) and (len(both) < 2 or both[1] is None or bool(both[1][i]))
+                if not stays:
+                    assert torch.all(spread_now[name][o, i] == 7.0 + place)
+                    assert torch.all(moments_now[name][o, i] == 0)
+                    continue
+                seen += 1
+                at = [_before(o, 0, old[name], new[name]), _before(i, 1, old[name], new[name])]
+                assert torch.equal(now[name][o, i], was[name][at[0], at[1]])
+                assert torch.equal(spread_now[name][o, i], spread[name][at[0], at[1]])
+                assert torch.equal(moments_now[name][o, i], kept_moments[name][at[0], at[1]])
+    assert seen
+
+
+def _before(place: int, axis: int, old: tuple[Tensor | None, ...], new: tuple[Tensor | None, ...]) -> int:
+    if axis >= len(new) or (index := new[axis]) is None or (former := old[axis]) is None:
+        return place
+    return int((former == index[place]).nonzero())
+
+
+def test_the_channels_of_largest_gain_come_and_those_of_lowest_score_go() -> None:
+    from caveat.engine.channel_choice import candidates, channel_scores, growth_scores
+
+    of, mean, _ = exchange()
+    wide = candidates(of._thin(mean), of.channels, of.kept, of._fresh(1))
+    loss = lambda params: nn.functional.cross_entropy(of.network(params, X, train=True), Y)  # noqa: E731
+    gains = growth_scores(of.channels, wide, loss)
+    keep = channel_scores(of.channels, of.kept, of.substitute.layout.whole(mean.abs()))
+    looked(of, mean)
+    for space, own in of.kept.items():
+        came = of._new[space][~torch.isin(of._new[space], own)]
+        went = ~torch.isin(own, of._new[space])
+        absent = torch.tensor([c for c in range(of.channels.widths[space]) if c not in own and c not in came])
+        if len(came):
+            assert gains[space][came].min() >= gains[space][absent].max()
+            assert keep[space][went].max() <= keep[space][~went].min()
+
+
+def test_times_of_exchanges() -> None:
+    of, _, _ = exchange()
+    assert [step for step in range(16) if of.due(step)] == [1, 3, 5, 7, 9]
+
+
+def test_slices_make_the_network_again() -> None:
+    of, mean, _ = exchange()
+    stored = stored_slices(of.channels, of.kept)
+    again = of_slices(of.network, stored)
+    first = narrow_network(of.network, of.channels, of.kept)
+    assert repr(again.module) == repr(first.module)
+    torch.testing.assert_close(again(again.params(), X), first(first.params(), X))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Iterator[caveat.Posterior]:
+    task = caveat.Task(module(), (X, Y), caveat.Categorical(), caveat.GaussianPrior(1.0))
+    method = SSVI(structure="channel", density=0.3, interval=3, training=Training(epochs=20, batch_size=6))
+    yield caveat.fit(task, method, progress=False)
+
+
+def test_draws_of_the_wide_network_are_outputs_of_the_narrow_one(fitted: caveat.Posterior) -> None:
+    state, network = fitted.state, fitted.network
+    narrow = own_network(state, network)
+    assert sum(p.numel() for p in narrow.module.parameters()) < 0.5 * sum(
+        p.numel() for p in network.module.parameters()
+    )
+    (params,) = active_draws(fitted.method, state, network, 1, torch.Generator().manual_seed(3))
+    index = stored_slices(find_channels(network.module, X), {s: o for s, o in _kept(state, network).items()})
+    assert {k: v.tolist() for k, v in index.items()} == {k: v.tolist() for k, v in state["slices"].items()}
+    thin = {n: v for n, v in narrow_params(params, find_channels(network.module, X), _kept(state, network)).items()}
+    torch.testing.assert_close(network(params, X), narrow(thin, X))
+
+
+def _kept(state: caveat.State, network: Network) -> Kept:
+    return {0: state["slices"]["0.weight/0"].long(), 1: state["slices"]["3.weight/0"].long()}
+
+
+def test_counts_and_costs_are_those_of_the_narrow_network(fitted: caveat.Posterior) -> None:
+    found = fitted.info.diagnostics
+    assert 0.2 < found["density"] < 0.45
+    assert found["exchanges"] > 3
+    assert found["account"]["ratio"]["inference_flops"] < 0.6
+    largest = max(t.numel() for group in ("active", "rest") for t in fitted.state[group].values())
+    assert largest < sum(p.numel() for p in fitted.network.module.parameters())
