@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from caveat.deploy import deploy
 from caveat.engine.run import Info
 from caveat.engine.training import Training
 from caveat.evaluate import Fidelity, ReferenceSet, evaluate, fidelity
@@ -57,6 +58,7 @@ __all__ = [
     "Task",
     "Training",
     "build_reference",
+    "deploy",
     "diagnose",
     "evaluate",
     "fidelity",

@@ -16,7 +16,7 @@ LAYERS = [
     {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage"},
     {"engine"},
     {"methods"},
-    {"posterior", "fitting"},
+    {"posterior", "fitting", "deploy"},
     {"evaluate"},
     {"report"},
     {"recipe", "reference", "demo", "cli", "__init__"},

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
 from caveat.engine.accounting import Account, Cost, LayerCost, Scheme, account
@@ -37,6 +37,7 @@ __all__ = [
     "fresh_layout",
     "layout_of",
     "narrow_account",
+    "network_at",
     "warn_if_frozen",
 ]
 
@@ -87,10 +88,15 @@ def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, e
         bias = f"{layer.name}.bias".removeprefix(".")
         return f"{what}, {share}; bias a point" if bias in network.names else f"{what}, {share}"
 
+    if extra.get("exchanges") == 0 and extra["exchanging"] and made.density < 1 and run.gradient_evaluations:
+        run.warnings.append(
+            "nothing was exchanged, so the places are those drawn at random at the start: lower interval (steps), or "
+            "train longer; replacement=0 says that this is wanted"
+        )
     if outside := left_out(network, layout.geometries):
         run.warnings.append(
-            f"{', '.join(outside[:5])}{' and others' if len(outside) > 5 else ''} stay without a posterior: only linear "
-            "and convolutional layers (1-D, 2-D, padded with zeros, with weights of their own) are given one"
+            f"{', '.join(outside[:5])}{' and others' if len(outside) > 5 else ''} stay without a posterior: only "
+            "linear and convolutional layers (1-D, 2-D, padded with zeros, with weights of their own) are given one"
         )
     diagnostics = {"history": trained.history, "density": made.density, "account": made.as_json()} | extra
     return run.info(network, treatment, diagnostics)
@@ -158,6 +164,14 @@ def active_outputs(
             pieces = (move(piece, network.device) for piece in slices(x, PIECE_ROWS))
             outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
     return torch.stack(outputs), state["hyper"]
+
+
+def network_at(state: State, network: Network, rng: torch.Generator | None) -> nn.Module:
+    """A module with the weights of a draw, or at their means."""
+    own = own_network(state, network)
+    substitute = Substitute(own, layout_of(state, own), state["rest"])
+    substitute.use(state["active"]["mean"] if rng is None else _values(state, rng))
+    return substitute.network.module
 
 
 def _substitute(state: State, network: Network) -> Substitute:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from caveat.engine.narrowing import Axis, Channels, Kept, Layout, rows, scatter, slices
+from caveat.engine.narrowing import Axis, Channels, Kept, Extent, rows, scatter, slices
 from caveat.network import Params
 
 __all__ = [
@@ -105,7 +105,7 @@ def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
     weights = dict.fromkeys(counts, 0)  # a channel's; all of a space have as many
     for name in channels.weights:
         if name in scores:
-            for dimension, axis in enumerate(channels.layouts[name].axes):
+            for dimension, axis in enumerate(channels.extents[name].axes):
                 for space, part in _by_channel(scores[name], dimension, axis, counts):
                     total[space] += part.sum(1)
                     weights[space] += part.shape[1]
@@ -124,7 +124,7 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     """
     index, wide = slices(channels, kept), {}
     for name, value in params.items():
-        layout = channels.layouts.get(name)
+        layout = channels.extents.get(name)
         if layout is not None:
             value = scatter(value, index[name], fresh[name].to(value))
             inputs = _inputs(name, channels, layout)
@@ -149,7 +149,7 @@ def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], T
         loss: of wide values; `network(params, x, train=True)` inside it normalises absent channels by the batch and
             forgets the statistics
     """
-    names = [name for name in channels.weights if _inputs(name, channels, channels.layouts[name])]
+    names = [name for name in channels.weights if _inputs(name, channels, channels.extents[name])]
     weights = {name: params[name].detach().clone().requires_grad_() for name in names}
     with torch.enable_grad():
         value = loss({name: p.detach() for name, p in params.items()} | weights)
@@ -158,13 +158,13 @@ def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], T
     found = {space: some.new_zeros(width) for space, width in enumerate(channels.widths)}
     for name, gradient in zip(names, gradients, strict=True):
         if gradient is not None:
-            axis = _inputs(name, channels, channels.layouts[name])
+            axis = _inputs(name, channels, channels.extents[name])
             for space, part in _by_channel(gradient, 1, axis, dict(enumerate(channels.widths))):
                 found[space] += part.square().sum(1).to(some)
     return {space: squares.sqrt() for space, squares in found.items()}
 
 
-def _inputs(name: str, channels: Channels, layout: Layout) -> Axis:
+def _inputs(name: str, channels: Channels, layout: Extent) -> Axis:
     """The channels that a parameter reads; none where it is not a layer's weight."""
     return layout.axes[1] if name in channels.weights else ()
 
@@ -182,7 +182,7 @@ def _by_channel(values: Tensor, dimension: int, axis: Axis, counts: Counts) -> I
 def _weights(channels: Channels, counts: Counts) -> int:
     total = 0
     for name in channels.weights:
-        layout = channels.layouts[name]
+        layout = channels.extents[name]
         sizes = [
             sum((s.width if s.space is None else counts[s.space]) * s.block for s in axis) if axis else n
             for axis, n in zip(layout.axes, layout.shape, strict=True)

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.channel_trial import close, cut, entries, own_tensors, trial
-from caveat.engine.narrowing import SIZES, Axis, Channels, Layout, Segment, narrow, widen_params
+from caveat.engine.narrowing import SIZES, Axis, Channels, Extent, Segment, narrow, widen_params
 
 __all__ = ["find_channels"]
 
@@ -251,18 +251,18 @@ class _Search(fx.Interpreter):
             found = [s if s.space is None else replace(s, space=numbers.get(self._root(s.space))) for s in axis]
             return () if all(s.space is None for s in found) else tuple(found)
 
-        layouts: dict[str, Layout] = {}
+        extents: dict[str, Extent] = {}
         widths: dict[int, int] = {}
         for name, given in self.axes.items():
             shape = self.fetch_attr(name).shape
             axes = tuple(resolved(axis) for axis in given) + ((),) * (len(shape) - len(given))
             widths |= {s.space: s.width for axis in axes for s in axis if s.space is not None}
             if any(axes):
-                layouts[name] = Layout(tuple(shape), axes, absent=float(name.endswith("running_var")))
+                extents[name] = Extent(tuple(shape), axes, absent=float(name.endswith("running_var")))
         return Channels(
             widths=tuple(widths[space] for space in range(len(numbers))),
-            layouts=layouts,
-            weights=tuple(name for name in self.weights if name in layouts),
+            extents=extents,
+            weights=tuple(name for name in self.weights if name in extents),
             norms={name: resolved(axis) for name, axis in self.norms.items() if resolved(axis)},
             whole={name: whole[r] for name, r in zip(self.makers, roots, strict=True) if r in whole} | self.fixed,
         )

@@ -6,6 +6,7 @@ with running mean m and variance v. One pass over the activations less for each;
 """
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,19 +67,16 @@ class _Nothing(nn.Module):
         """The same."""
         if x.dim() != self.dimensions:
             raise ValueError(
-                f"a BatchNorm was folded into the layer before it for inputs of {self.dimensions} dimensions, and is "
-                f"given {x.dim()}, of which it would normalise another than the layer's outputs: do not fold this module"
+                f"a BatchNorm was folded into the layer before it for tensors of {self.dimensions} dimensions, and is "
+                f"given one of {x.dim()}, in which the layer's outputs do not come second: do not fold this module"
             )
         return x
 
 
 def _pairs(module: nn.Module, graph: fx.Graph) -> dict[str, str]:
     """Names of the layers to fold into, each with its BatchNorm."""
-    calls: dict[int, int] = {}  # of each module, by its identity: it may have several names
-    for node in graph.nodes:
-        if node.op == "call_module":
-            key = id(module.get_submodule(node.target))
-            calls[key] = calls.get(key, 0) + 1
+    # By the modules' identity: one may have several names.
+    calls = Counter(id(module.get_submodule(node.target)) for node in graph.nodes if node.op == "call_module")
     direct = [str(node.target) for node in graph.nodes if node.op == "get_attr"]  # parameters that the code uses itself
     shared = _shared(module)
     found = {}
@@ -98,8 +96,8 @@ def _pairs(module: nn.Module, graph: fx.Graph) -> dict[str, str]:
 
 def _shared(module: nn.Module) -> set[int]:
     """Parameters that several modules have."""
-    seen: set[int] = set()
-    return {id(p) for m in module.modules() for p in m.parameters(recurse=False) if id(p) in seen or seen.add(id(p))}
+    times = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+    return {key for key, n in times.items() if n > 1}
 
 
 def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from caveat.network import Params
 
 __all__ = [
-    "SIZES", "Axis", "Channels", "Index", "Kept", "Layout", "Segment", "carry", "gather", "narrow", "narrow_params",
+    "SIZES", "Axis", "Channels", "Index", "Kept", "Extent", "Segment", "carry", "gather", "narrow", "narrow_params",
     "resize", "rows", "scatter", "shrink", "slices", "widen_params",
 ]  # fmt: skip
 
@@ -42,7 +42,7 @@ Axis = tuple[Segment, ...]  # segments in a row, as concatenation makes them; ()
 
 
 @dataclass(frozen=True)
-class Layout:
+class Extent:
     """Which channels the axes of a parameter or buffer run over."""
 
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class Channels:
     """The spaces of a module that can be narrowed, and what depends on them."""
 
     widths: tuple[int, ...]  # of each space
-    layouts: dict[str, Layout]  # of each parameter and buffer that becomes smaller
+    extents: dict[str, Extent]  # of each parameter and buffer that becomes smaller
     weights: tuple[str, ...]  # those that are weights of linear and convolutional layers: axes are outputs, inputs, ...
     norms: dict[str, Axis]  # modules that act on each channel alone and know how many there are
     whole: dict[str, str]  # layers whose outputs cannot be narrowed, and why
@@ -83,7 +83,7 @@ def slices(channels: Channels, kept: Kept) -> dict[str, Index]:
             )
     return {
         name: tuple(rows(axis, kept) if axis else None for axis in layout.axes)
-        for name, layout in channels.layouts.items()
+        for name, layout in channels.extents.items()
     }
 
 
@@ -127,7 +127,7 @@ def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
     """
     index, wide = slices(channels, kept), {}
     for name, value in params.items():
-        layout = channels.layouts.get(name)
+        layout = channels.extents.get(name)
         if layout is not None:
             value = scatter(value, index[name], value.new_full(layout.shape, layout.absent))
         wide[name] = value

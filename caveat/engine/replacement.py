@@ -104,7 +104,9 @@ class Replacement:
 
         def collect(gradient: Tensor) -> None:
             nonlocal so_far
-            self.ranks.add([gradient])
+            if self.ranks.size > 1:
+                gradient = gradient.clone()  # the step's own gradients, which come from it, are added up later
+                self.ranks.add([gradient])
             gradient = gradient if so_far is None else so_far + gradient  # a layer called again in the same pass
             so_far = gradient if self.substitute.layers[name].calls > 1 else None
             size = gradient.abs().flatten()

@@ -110,6 +110,7 @@ class Variational:
         self.counts = torch.tensor([*substitute.layout.counts.values()])
         indices = substitute.layout.indices.clone()  # the layers' own stay as they are while these are overwritten
         extra = {"indices": indices, "counts": self.counts, "step": torch.zeros((), dtype=torch.int64)}
+        extra["exchanges"] = torch.zeros(2, dtype=torch.int64)  # how many, and of how many weights
         self.variables = Variables(weights, hyper, dict(module.named_buffers()), extra, scales, std_learning_rate)
         gaussian = isinstance(task.network.prior, GaussianPrior)
         self.precision = precisions(task.network, substitute.layout) if scales or gaussian else None
@@ -153,11 +154,14 @@ class Variational:
         return {name: float(precision) / self.task.n for name, precision in points.items()}
 
     def _log_prior_of_points(self) -> Tensor:
-        """Of what has no posterior; of active weights at their places, since a prior may correlate a layer's."""
+        """Of what has no posterior, but for constants."""
         points = {name: self.variables.weights[name] for name in self.substitute.network.names}
-        if self.log_std is None:
+        active = self.mean.new_zeros(())
+        if self.log_std is None and self.precision is not None:
+            active = -0.5 * (self.precision * self.mean.square()).sum()
+        elif self.log_std is None:  # a prior that is not Gaussian may correlate a layer's weights: all of them
             points |= self.substitute.layout.whole(self.mean)
-        return self.task.network.prior.log_prob(points) if points else self.mean.new_zeros(())
+        return active + (self.task.network.prior.log_prob(points) if points else 0.0)
 
     def variance(self) -> Tensor | None:
         """Of every weight."""
@@ -220,6 +224,7 @@ class Variational:
         if self.replacement.finish(self.mean, {"log_std": fill}, tensors, moments):
             layout = self.substitute.layout
             self.variables.extra["indices"].copy_(layout.indices)
+            self.variables.extra["exchanges"].copy_(torch.tensor([self.replacement.updates, self.replacement.replaced]))
             self.counts.copy_(torch.tensor([*layout.counts.values()]))
             self._follow_prior()
 
@@ -239,6 +244,8 @@ class Variational:
         """Where the flat tensors came from a file or from the best epoch, have the layers follow."""
         layout, kept = self.substitute.layout, self.variables.extra
         self.begun, self.step = True, int(kept["step"])
+        if self.replacement is not None:
+            self.replacement.updates, self.replacement.replaced = kept["exchanges"].tolist()
         if self.exchange is not None:
             self.exchange.kept = {space: kept[f"kept.{space}"].clone() for space in self.exchange.kept}
         counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))

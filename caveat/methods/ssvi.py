@@ -35,7 +35,7 @@ from caveat.engine.channels import find_channels
 from caveat.engine.criteria import Criterion, keep_scores
 from caveat.engine.densities import Allocation, counts, dense_layers
 from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.narrowing import narrow_params
+from caveat.engine.narrowing import Channels, narrow_params
 from caveat.engine.replacement import Addition, Replacement, Scope
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Geometry
@@ -44,6 +44,7 @@ from caveat.engine.training import Training
 from caveat.engine.variational import Trained, Variational
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
+from caveat.priors import GaussianPrior
 from caveat.storage import State
 from caveat.task import Task
 
@@ -79,6 +80,13 @@ class SSVI:
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        if self.structure == "channel":
+            unused = ("allocation", "dense", "addition", "addition_batches", "scope")
+            given = [name for name in unused if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+            if given:
+                raise ValueError(
+                    f"SSVI(structure='channel'): {', '.join(given)} are for single weights: leave them out"
+                )
 
     def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
         """Active weights of each layer."""
@@ -86,6 +94,8 @@ class SSVI:
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments, and a place for each active weight."""
+        if self.structure == "channel":
+            return int(10 * network.dtype.itemsize * max(1.0, self.density * network.n_parameters))
         return 11 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
@@ -98,7 +108,9 @@ class SSVI:
         network = task.network.to(run.device)
         layers = sparse_layers(network)
         substitute, mean = begin(network, start, fresh_layout(layers, self.counts(layers), run))
-        made = account_of(task, substitute.layout, run, self._scheme(self.interval))
+        looks = self.addition_batches if self.addition == "batches" else 1  # at whole gradients, an exchange
+        scheme = self._scheme(max(1, self.interval // looks))
+        made = account_of(task, substitute.layout, run, scheme)
         trainer = self._trainer(task, substitute, mean, start, run)
         replacement = trainer.replacement = Replacement(
             substitute,
@@ -108,18 +120,21 @@ class SSVI:
             self.stop,
             trainer.steps,
             self.scope,
-            self.addition_batches if self.addition == "batches" else 1,
+            looks,
             run.ranks,
         )
-        trained = trainer.train(made.total.training_flops)
+        extra = 3 * made.total.inference_flops / self.interval if self.addition == "mean" else 0.0  # a pass of its own
+        trained = trainer.train(made.total.training_flops + extra)
         found = self._found(trained, run) | {"exchanges": replacement.updates, "exchanged": replacement.replaced}
         found["ran_sparse"] = substitute.ran_sparse()
+        made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
         return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
 
     def _fit_channels(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network = task.network.to(run.device)
         example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
         channels = find_channels(network.module, example)
+        _check_channels(network, channels)
         kept = start_kept(channels, self.density, run.rng)
         narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
         layers = sparse_layers(narrow)
@@ -175,13 +190,31 @@ class SSVI:
 
     def _found(self, trained: Trained, run: Run) -> dict[str, Any]:
         assert trained.log_std is not None
-        return warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
+        found = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
+        return found | {"exchanging": self.replacement > 0}
 
     draws = active_draws
     outputs = active_outputs
     closed_form = no_closed_form
     moments = no_moments
     update = no_update
+
+
+def _check_channels(network: Network, channels: Channels) -> None:
+    """What channels cannot be taken from."""
+    own = dict(network.module.named_parameters())
+    fixed = [name for name in channels.extents if name in own and name not in network.names]
+    if fixed:
+        raise ValueError(
+            f"structure='channel' would take channels from {', '.join(fixed[:3])}, which are fixed (frozen, or left out "
+            "by parameters=): select all parameters, or use structure='unstructured'"
+        )
+    prior = network.prior
+    if isinstance(prior, GaussianPrior) and any(prior.of(n, own[n]).ndim for n in channels.extents if n in own):
+        raise ValueError(
+            "structure='channel' needs a prior with one precision a layer, since a channel that comes takes the place "
+            "of another: give GaussianPrior numbers, or use structure='unstructured'"
+        )
 
 
 SSVI.quick = SSVI(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))

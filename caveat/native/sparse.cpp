@@ -298,14 +298,18 @@ void product_row(const float* g, const float* g2, const float* grid, const int32
 }
 
 template <int N>
-void add_up(const float* sums, int64_t count, bool fresh, float* to) {
-    for (int64_t k = 0; k < count; ++k) {
-        float lanes[N];
-        std::memcpy(lanes, sums + k * N, sizeof(lanes));
-        for (int half = N / 2; half; half /= 2)
-            for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-        to[k] = fresh ? lanes[0] : to[k] + lanes[0];
+inline float total(const float* from) {
+    if constexpr (N == 2) return from[0] + from[1];
+    else {
+        float halves[N / 2];
+        store<N / 2>(halves, load<N / 2>(from) + load<N / 2>(from + N / 2));
+        return total<N / 2>(halves);
     }
+}
+
+template <int N>
+void add_up(const float* sums, int64_t count, bool fresh, float* to) {
+    for (int64_t k = 0; k < count; ++k) to[k] = total<N>(sums + k * N) + (fresh ? 0 : to[k]);
 }
 
 template <Kind KIND, typename... Arguments>
@@ -335,100 +339,168 @@ int64_t longest(const int32_t* start, int64_t rows) {
     return most;
 }
 
+// Few chunks are shared by all threads, unit by unit; of many, each thread takes its own and waits for nobody.
+template <typename Step>
+void each(int64_t count, bool together, Step step) {
+    if (!together) {
+        for (int64_t i = 0; i < count; ++i) step(i);
+        return;
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; ++i) step(i);
+}
+
+// A layer so small that threads would wait longer than they work.
+int useful(const Plan& plan, int64_t count, int threads) {
+    return count * plan.batch * plan.out.span < 1 << 17 ? 1 : threads;
+}
+
+// y = W x + bias, and y2 = W2 x^2 where w2 is given, of one chunk.
+struct Forward {
+    const Plan& plan;
+    Structure by_output;
+    const float *x, *w, *w2, *bias;
+    float *y, *y2;
+    int64_t grid_size() const { return plan.in.units * plan.in.rows * plan.length; }
+    int64_t own_size() const { return plan.out.rows * plan.length; }
+
+    void operator()(int64_t image, bool together, float* grid, float* own) const {
+        const int64_t images = std::min(plan.images(), plan.batch - image);
+        const int64_t end = whole(plan.positions(plan.out, images)), to = image * plan.out.stride;
+        float* own2 = own + own_size();
+        each(plan.in.units, together,
+             [&](int64_t unit) { pack(plan, plan.in, x + image * plan.in.stride, images, unit, grid); });
+        each(plan.out.units, together, [&](int64_t unit) {
+            const int64_t first = unit * plan.out.rows, last = first + plan.out.rows;
+            const float* from = grid + plan.front;
+            if (w2) any_rows<SQUARED>(plan, by_output, from, from, w, w2, bias, first, last, end, own, own2);
+            else any_rows<SINGLE>(plan, by_output, from, from, w, w, bias, first, last, end, own, own2);
+            unpack(plan, plan.out, own, nullptr, nullptr, images, unit, y + to, nullptr);
+            if (w2) unpack(plan, plan.out, own2, nullptr, nullptr, images, unit, y2 + to, nullptr);
+        });
+    }
+};
+
+// From dy (and dy2 of a pair): dx and dw (and dw2), where they are wanted, of one chunk; dw is added to, unless fresh.
+struct Backward {
+    const Plan& plan;
+    Structure by_output, by_input;
+    const float *x, *dy, *dy2, *w, *w2;  // weights in the order of by_input
+    float* dx;
+    int64_t rows_in() const { return plan.in.units * plan.in.rows; }
+    int64_t rows_out() const { return plan.out.units * plan.out.rows; }
+    int64_t grid_size() const { return (rows_in() + (dy2 ? 2 : 1) * rows_out()) * plan.length; }
+    int64_t own_size(bool sums) const {
+        const int64_t rows = plan.in.rows * plan.length + plan.in.size;
+        return whole(sums ? std::max(rows, longest(by_output.start, rows_out()) * ALIGNED) : rows);
+    }
+
+    void operator()(int64_t image, bool together, bool fresh, float* grid, float* own, float* own2, float* dw,
+                    float* dw2) const {
+        const int64_t images = std::min(plan.images(), plan.batch - image), from = image * plan.out.stride;
+        const int64_t end_in = whole(plan.positions(plan.in, images)), end = whole(plan.positions(plan.out, images));
+        float *grid_g = grid + rows_in() * plan.length, *grid_g2 = grid_g + rows_out() * plan.length;
+        const float* x_here = x + image * plan.in.stride;
+        if (dw) each(plan.in.units, together, [&](int64_t unit) { pack(plan, plan.in, x_here, images, unit, grid); });
+        each(plan.out.units, together, [&](int64_t unit) {
+            pack(plan, plan.out, dy + from, images, unit, grid_g);
+            if (dy2) pack(plan, plan.out, dy2 + from, images, unit, grid_g2);
+        });
+        const float *g = grid_g + plan.front, *g2 = dy2 ? grid_g2 + plan.front : nullptr;
+        if (dx) each(plan.in.units, together, [&](int64_t unit) {
+            const int64_t first = unit * plan.in.rows, last = first + plan.in.rows;
+            const float* none = nullptr;
+            if (g2) any_rows<TWO>(plan, by_input, g, g2, w, w2, none, first, last, end_in, own, own2);
+            else any_rows<SINGLE>(plan, by_input, g, g, w, w, none, first, last, end_in, own, own2);
+            unpack(plan, plan.in, own, g2 ? own2 : nullptr, x_here, images, unit, dx + image * plan.in.stride,
+                   own2 + plan.in.rows * plan.length);
+        });
+        if (dw) each(rows_out(), together, [&](int64_t r) {
+            const int64_t k = by_output.start[r], count = by_output.start[r + 1] - k, at = r * plan.length;
+            const auto sums = plan.lanes > 1 ? sums_of_row<ALIGNED> : sums_of_row<ANYWHERE>;
+            sums(g + at, g2 ? g2 + at : nullptr, grid + plan.front, by_output.offset + k, count, end, fresh, own, own2,
+                 dw + k, g2 ? dw2 + k : nullptr);
+        });
+    }
+};
+
 }  // namespace
 
 extern "C" {
 
-// y = W x + bias, and y2 = W2 x^2 where w2 is given. Returns 0, or 1 when there is no memory.
-int caveat_forward(const Plan* given, const float* x, const int32_t* start, const int32_t* offset, const float* w,
+// Both return 0, or 1 when there is no memory.
+int caveat_forward(const Plan* plan, const float* x, const int32_t* start, const int32_t* offset, const float* w,
                    const float* w2, const float* bias, float* y, float* y2, int threads) {
-    const Plan& plan = *given;
-    const int64_t grid_size = plan.in.units * plan.in.rows * plan.length, own_size = plan.out.rows * plan.length;
-    float* grid = memory.of(grid_size + threads * 2 * own_size);
+    const Forward forward{*plan, {start, offset}, x, w, w2, bias, y, y2};
+    threads = useful(*plan, start[plan->out.units * plan->out.rows], threads);
+    const int64_t chunk = plan->images();
+    const bool together = plan->batch <= chunk * threads;
+    const int64_t grid_size = forward.grid_size(), own_size = 2 * forward.own_size();
+    const int64_t grids = together ? 1 : threads;
+    float* grid = memory.of(grids * grid_size + threads * own_size);
     if (!grid) return 1;
 #pragma omp parallel num_threads(threads)
     {
-        float *own = grid + grid_size + omp_get_thread_num() * 2 * own_size, *own2 = own + own_size;
-        for (int64_t image = 0; image < plan.batch; image += plan.images()) {
-            const int64_t images = std::min(plan.images(), plan.batch - image);
-            const int64_t end = whole(plan.positions(plan.out, images));
-#pragma omp for schedule(static)
-            for (int64_t unit = 0; unit < plan.in.units; ++unit)
-                pack(plan, plan.in, x + image * plan.in.stride, images, unit, grid);
+        const int64_t me = omp_get_thread_num();
+        float *mine = grid + (together ? 0 : me * grid_size), *own = grid + grids * grid_size + me * own_size;
+        if (together) {
+            for (int64_t image = 0; image < plan->batch; image += chunk) forward(image, true, mine, own);
+        } else {
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t unit = 0; unit < plan.out.units; ++unit) {
-                const int64_t first = unit * plan.out.rows, last = first + plan.out.rows;
-                const Structure by_row{start, offset};
-                const float* from = grid + plan.front;
-                if (w2) any_rows<SQUARED>(plan, by_row, from, from, w, w2, bias, first, last, end, own, own2);
-                else any_rows<SINGLE>(plan, by_row, from, from, w, w, bias, first, last, end, own, own2);
-                unpack(plan, plan.out, own, nullptr, nullptr, images, unit, y + image * plan.out.stride, nullptr);
-                if (w2) unpack(plan, plan.out, own2, nullptr, nullptr, images, unit, y2 + image * plan.out.stride, nullptr);
-            }
+            for (int64_t image = 0; image < plan->batch; image += chunk) forward(image, false, mine, own);
         }
     }
     return 0;
 }
 
-// From dy (and dy2 of a pair): dx, where it is wanted, by the transposed structure whose k-th weight is w[order[k]],
-// and the gradients dw (dw2) at the non-zeros, where they are wanted.
-int caveat_backward(const Plan* given, const float* x, const float* dy, const float* dy2, const int32_t* start,
+// `order`: which weight is the k-th of the structure by inputs.
+int caveat_backward(const Plan* plan, const float* x, const float* dy, const float* dy2, const int32_t* start,
                     const int32_t* offset, const float* w, const float* w2, const int32_t* start_in,
                     const int32_t* offset_in, const int32_t* order, float* dx, float* dw, float* dw2, int threads) {
-    const Plan& plan = *given;
-    const bool pair = dy2 != nullptr;
-    const int64_t rows_in = plan.in.units * plan.in.rows, rows_out = plan.out.units * plan.out.rows;
-    const int64_t count = start[rows_out], grid_in = rows_in * plan.length, grid_out = rows_out * plan.length;
-    const int64_t own_size = std::max(plan.in.rows * plan.length + plan.in.size, dw ? longest(start, rows_out) * ALIGNED : 0);
-    float* grid = memory.of(grid_in + 2 * grid_out + 2 * whole(count) + threads * 2 * own_size);
+    const int64_t count = start[plan->out.units * plan->out.rows], padded = whole(count), pair = dy2 ? 2 : 1;
+    const int64_t chunk = plan->images(), chunks = (plan->batch + chunk - 1) / chunk;
+    // How dw is summed depends on the layer and batch alone: in parts of several chunks, then over the parts.
+    const bool together = chunks < 8;
+    const int64_t most = std::max<int64_t>(4, std::min<int64_t>(16, (1 << 22) / (count + 1)));
+    const int64_t parts = together ? 1 : std::min(chunks, most), each_part = (chunks + parts - 1) / parts;
+    threads = useful(*plan, count, threads);
+    Backward backward{*plan, {start, offset}, {start_in, offset_in}, x, dy, dy2, nullptr, nullptr, dx};
+    const int64_t grid_size = backward.grid_size(), own_size = backward.own_size(dw != nullptr);
+    const int64_t grids = together ? 1 : threads, sums_size = dw ? (parts - 1) * pair * padded : 0;
+    float* grid = memory.of(grids * grid_size + threads * 2 * own_size + pair * padded + sums_size);
     if (!grid) return 1;
-    float *grid_g = grid + grid_in, *grid_g2 = grid_g + grid_out;
-    float *sorted = grid_g2 + grid_out, *sorted2 = sorted + whole(count), *owns = sorted2 + whole(count);
+    float *owns = grid + grids * grid_size, *sorted = owns + threads * 2 * own_size, *sums = sorted + pair * padded;
+    backward.w = sorted, backward.w2 = sorted + padded;
 #pragma omp parallel num_threads(threads)
     {
-        float *own = owns + omp_get_thread_num() * 2 * own_size, *own2 = own + own_size;
+        const int64_t me = omp_get_thread_num();
+        float *mine = grid + (together ? 0 : me * grid_size), *own = owns + me * 2 * own_size, *own2 = own + own_size;
         if (dx) {
 #pragma omp for schedule(static)
             for (int64_t k = 0; k < count; ++k) {
                 sorted[k] = w[order[k]];
-                if (pair) sorted2[k] = w2[order[k]];
+                if (dy2) sorted[padded + k] = w2[order[k]];
             }
         }
-        for (int64_t image = 0; image < plan.batch; image += plan.images()) {
-            const int64_t images = std::min(plan.images(), plan.batch - image);
-            const int64_t end_in = whole(plan.positions(plan.in, images)), end = whole(plan.positions(plan.out, images));
-            if (dw) {
-#pragma omp for schedule(static) nowait
-                for (int64_t unit = 0; unit < plan.in.units; ++unit)
-                    pack(plan, plan.in, x + image * plan.in.stride, images, unit, grid);
-            }
-#pragma omp for schedule(static)
-            for (int64_t unit = 0; unit < plan.out.units; ++unit) {
-                pack(plan, plan.out, dy + image * plan.out.stride, images, unit, grid_g);
-                if (pair) pack(plan, plan.out, dy2 + image * plan.out.stride, images, unit, grid_g2);
-            }
-            if (dx) {
-#pragma omp for schedule(dynamic, 1) nowait
-                for (int64_t unit = 0; unit < plan.in.units; ++unit) {
-                    const int64_t first = unit * plan.in.rows, last = first + plan.in.rows;
-                    const Structure by_row{start_in, offset_in};
-                    const float *g = grid_g + plan.front, *g2 = grid_g2 + plan.front;
-                    if (pair) any_rows<TWO>(plan, by_row, g, g2, sorted, sorted2, nullptr, first, last, end_in, own, own2);
-                    else any_rows<SINGLE>(plan, by_row, g, g, sorted, sorted, nullptr, first, last, end_in, own, own2);
-                    unpack(plan, plan.in, own, pair ? own2 : nullptr, x + image * plan.in.stride, images, unit,
-                           dx + image * plan.in.stride, own2 + plan.in.rows * plan.length);
-                }
-            }
-            if (dw) {
+        if (together) {
+            for (int64_t i = 0; i < chunks; ++i) backward(i * chunk, true, i == 0, mine, own, own2, dw, dw2);
+        } else {
 #pragma omp for schedule(dynamic, 1)
-                for (int64_t r = 0; r < rows_out; ++r) {
-                    const int64_t at = r * plan.length + plan.front;
-                    const auto sums = plan.lanes > 1 ? sums_of_row<ALIGNED> : sums_of_row<ANYWHERE>;
-                    sums(grid_g + at, pair ? grid_g2 + at : nullptr, grid + plan.front, offset + start[r],
-                         start[r + 1] - start[r], end, image == 0, own, own2, dw + start[r], dw2 + start[r]);
-                }
+            for (int64_t part = 0; part < parts; ++part) {
+                float *to = dw, *to2 = dw2;
+                if (dw && part) to = sums + (part - 1) * pair * padded, to2 = to + padded;
+                const int64_t first = part * each_part, last = std::min(chunks, first + each_part);
+                for (int64_t i = first; i < last; ++i) backward(i * chunk, false, i == first, mine, own, own2, to, to2);
             }
-#pragma omp barrier
+            if (dw) {
+                const int64_t filled = (chunks + each_part - 1) / each_part;
+#pragma omp for schedule(static)
+                for (int64_t k = 0; k < count; ++k)
+                    for (int64_t part = 1; part < filled; ++part) {
+                        dw[k] += sums[(part - 1) * pair * padded + k];
+                        if (dy2) dw2[k] += sums[(part - 1) * pair * padded + padded + k];
+                    }
+            }
         }
     }
     return 0;

@@ -151,7 +151,7 @@ def reference(
     nn.functional.cross_entropy(functional_call(module, leaves | buffers, (data[0],)), data[1]).backward()
     total, place = torch.zeros((), dtype=torch.float64), int((more[space] == c).nonzero())
     for n in channels.weights:
-        axis = channels.layouts[n].axes[1]
+        axis = channels.extents[n].axes[1]
         if axis and axis[0].space == space:
             columns = slice(place * axis[0].block, (place + 1) * axis[0].block)
             assert not leaves[n][:, columns].any()

@@ -1,7 +1,5 @@
 """Channels are exchanged: what stays keeps its values and moments; the network is the wide one without what went."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -165,7 +163,7 @@ def test_times_of_exchanges() -> None:
 
 
 def test_slices_make_the_network_again() -> None:
-    of, mean, _ = exchange()
+    of, _, _ = exchange()
     stored = stored_slices(of.channels, of.kept)
     again = of_slices(of.network, stored)
     first = narrow_network(of.network, of.channels, of.kept)
@@ -174,10 +172,10 @@ def test_slices_make_the_network_again() -> None:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Iterator[caveat.Posterior]:
+def fitted() -> caveat.Posterior:
     task = caveat.Task(module(), (X, Y), caveat.Categorical(), caveat.GaussianPrior(1.0))
     method = SSVI(structure="channel", density=0.3, interval=3, training=Training(epochs=20, batch_size=6))
-    yield caveat.fit(task, method, progress=False)
+    return caveat.fit(task, method, progress=False)
 
 
 def test_draws_of_the_wide_network_are_outputs_of_the_narrow_one(fitted: caveat.Posterior) -> None:
@@ -187,13 +185,13 @@ def test_draws_of_the_wide_network_are_outputs_of_the_narrow_one(fitted: caveat.
         p.numel() for p in network.module.parameters()
     )
     (params,) = active_draws(fitted.method, state, network, 1, torch.Generator().manual_seed(3))
-    index = stored_slices(find_channels(network.module, X), {s: o for s, o in _kept(state, network).items()})
+    index = stored_slices(find_channels(network.module, X), _kept(state))
     assert {k: v.tolist() for k, v in index.items()} == {k: v.tolist() for k, v in state["slices"].items()}
-    thin = {n: v for n, v in narrow_params(params, find_channels(network.module, X), _kept(state, network)).items()}
+    thin = narrow_params(params, find_channels(network.module, X), _kept(state))
     torch.testing.assert_close(network(params, X), narrow(thin, X))
 
 
-def _kept(state: caveat.State, network: Network) -> Kept:
+def _kept(state: caveat.State) -> Kept:
     return {0: state["slices"]["0.weight/0"].long(), 1: state["slices"]["3.weight/0"].long()}
 
 

@@ -188,23 +188,23 @@ def test_spaces_of_a_residual_network() -> None:
     channels = find_channels(module, x)
     # Each stage has its sum, and the hidden maps of its two blocks.
     assert channels.widths == (8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-    writes = {name: channels.layouts[name].axes[0] for name in channels.weights}
+    writes = {name: channels.extents[name].axes[0] for name in channels.weights}
     stem = writes["stem.0.weight"][0].space
     assert {name for name, axis in writes.items() if axis and axis[0].space == stem} == {
         "stem.0.weight", "stages.0.0.body.3.weight", "stages.0.1.body.3.weight",
     }  # fmt: skip
-    assert channels.layouts["stem.0.weight"].axes[1] == ()
-    assert channels.layouts["head.weight"].axes[0] == ()
-    assert channels.layouts["stem.1.running_var"].absent == 1
+    assert channels.extents["stem.0.weight"].axes[1] == ()
+    assert channels.extents["head.weight"].axes[0] == ()
+    assert channels.extents["stem.1.running_var"].absent == 1
     assert channels.whole == {"head": "they reach the network's outputs"}
 
 
 def test_flattened_maps_and_depthwise_layers_have_blocks() -> None:
     channels = find_channels(*made("lenet5"))
-    (segment,) = channels.layouts["7.weight"].axes[1]
+    (segment,) = channels.extents["7.weight"].axes[1]
     assert (segment.width, segment.block) == (16, 4)
     channels = find_channels(*made("depthwise"))
-    (segment,) = channels.layouts["2.weight"].axes[0]
+    (segment,) = channels.extents["2.weight"].axes[0]
     assert (segment.width, segment.block) == (4, 2)
     thin = narrow(made("depthwise")[0], channels, {0: torch.tensor([1, 2, 3]), 1: torch.tensor([4])})
     assert isinstance(thin, nn.Sequential)
@@ -310,7 +310,7 @@ def test_values_are_carried_over_to_a_new_choice(name: str) -> None:
     channels = find_channels(module, x)
     old, new = slices(channels, some(channels)), slices(channels, some(channels))
     for path, index in old.items():
-        full, fresh = normal(*channels.layouts[path].shape), normal(*channels.layouts[path].shape)
+        full, fresh = normal(*channels.extents[path].shape), normal(*channels.extents[path].shape)
         found = carry(gather(full, index), index, new[path], gather(fresh, new[path]))
         assert torch.equal(found, gather(scatter(gather(full, index), index, fresh), new[path]))
 

@@ -61,7 +61,7 @@ FOLDS = {
     "linear": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)), (2, 3)),
     "sparse": (lambda: nn.Sequential(sparse(nn.Conv2d(4, 6, 3, groups=2), 0.3), nn.BatchNorm2d(6)), (2, 4, 5, 5)),
     "sparse linear": (lambda: nn.Sequential(sparse(nn.Linear(9, 7), 0.3), nn.BatchNorm1d(7)), (5, 9)),
-    "all weights": (lambda: nn.Sequential(sparse(nn.Conv2d(3, 6, 3, bias=False), None), nn.BatchNorm2d(6)), (2, 3, 5, 5)),
+    "all weights": (lambda: nn.Sequential(sparse(nn.Conv2d(3, 6, 3), None), nn.BatchNorm2d(6)), (2, 3, 5, 5)),
 }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_outputs_stay(case: str) -> None:
 
 
 def test_resnet18() -> None:
-    module = settled(resnet18(channels=3, classes=4, width=4)).double()
+    module = settled(resnet18(3, 4, width=4)).double()
     x = normal(2, 3, 16, 16).double()
     found = folded(module)
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]

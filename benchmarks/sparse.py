@@ -1,0 +1,554 @@
+"""What sparsity saves: training steps and inference of SSVI against dense variational inference, seconds and bytes.
+
+    python benchmarks/sparse.py                                      # our side alone, about ten minutes on two cores
+    python benchmarks/sparse.py --peer bayesian-torch/bin/python     # with bayesian-torch 0.5.0 (Intel Labs)
+    python benchmarks/sparse.py --part inference --csv benchmarks/sparse.csv
+    python benchmarks/sparse.py --device cuda                        # training at batch 512, bfloat16, channels last
+    python benchmarks/sparse.py --processor-time                     # on a machine that others use as well
+
+bayesian-torch lives in an environment of its own. It asks for torchvision, tensorboard and scikit-learn, of which its
+layers import none:
+
+    python3.11 -m venv bayesian-torch
+    bayesian-torch/bin/pip install torch==2.13.0 numpy safetensors tqdm
+    bayesian-torch/bin/pip install --no-deps bayesian-torch==0.5.0
+
+**Training.** A step is forward, backward and optimiser (SGD with momentum for means, Adam for log standard deviations,
+on every side), timed inside the library's own loop; the batch is there already. Every `interval`-th step exchanges
+weights and is timed apart; the table charges it to the step at the default of one in 100. Bytes are those of the
+tensors that are there between the way back and the optimiser's end, each storage once: values, gradients, moments,
+places, buffers ("training bytes", beside what the accounting says), and the tables that native kernels make of the
+places. Peaks are of the process, above what it held with network and data. Each measurement is a process of its own;
+repeats alternate, the table has medians. bayesian-torch draws weights, one draw for all rows of a batch
+(Reparameterization, its fastest: one product a layer) or with signs that differ by row (Flipout, two products, the
+nearest to local reparameterisation, in which rows are independent); it has no local reparameterisation.
+
+**Inference** is at the mean weights of a posterior at 95%, by `caveat.deploy`, against the same function as a dense
+network in every layout tried (NCHW or channels last, BatchNorm folded or not, oneDNN's own blocked weights); ratios are
+to the fastest. Predictions are `posterior.predict` with ten draws. All of them take turns in one process.
+
+Threads of several programs on one core wait for each other, so on a machine in use only the seconds that a process
+itself computes on one thread compare: that is --processor-time.
+"""
+
+import argparse
+import copy
+import csv
+import dataclasses
+import functools
+import importlib
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from caveat import models
+from caveat.engine.cost import peak_bytes, reset_peak
+
+MIB = 2**20
+DEFAULT_INTERVAL = 100  # steps from one exchange to the next, of SSVI and RigL
+SPARSE = {"SSVI 90%": 0.1, "SSVI 95%": 0.05, "SSVI 99%": 0.01}
+CHANNEL = {"SSVI channel 90%": 0.1, "SSVI channel 95%": 0.05}
+PEERS = ("bayesian-torch Reparameterization", "bayesian-torch Flipout")
+WAYS = ("deterministic", "dense VI", *PEERS, *SPARSE, *CHANNEL, "RigL 95%")
+CUDA_WAYS = ("deterministic", "dense VI", "SSVI 95%", *CHANNEL)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the shape of a row, and the batch of a training step."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch: int
+
+
+CASES = {
+    "resnet18": Case(lambda: models.resnet18(), (3, 32, 32), 16),
+    "mlp 784-300-300-10": Case(lambda: models.mlp(784, 10, hidden=(300, 300)), (784,), 128),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement of training: what a process of its own is asked for."""
+
+    case: str
+    way: str
+    batch: int
+    device: str
+    threads: int
+    interval: int  # steps of a block, of which the last exchanges weights
+    blocks: int  # of which the first is not timed
+    processor_time: bool
+    compiled: bool = False
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return self.interval * self.blocks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", help="python of an environment with bayesian-torch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--part", choices=("training", "inference"), action="append", help="only this; may be repeated")
+    parser.add_argument("--case", choices=CASES, action="append", help="only this network; may be repeated")
+    parser.add_argument("--way", choices=WAYS, action="append", help="only this and dense VI; may be repeated")
+    parser.add_argument("--batch", type=int, help="of training; 16 (ResNet) and 128 (MLP), on a GPU 512, unless given")
+    parser.add_argument("--interval", type=int, help="steps of a block of training; 5, on a GPU 20, unless given")
+    parser.add_argument("--blocks", type=int, default=4, help="of training, of which the first is not timed")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--processor-time", action="store_true", help="the process's own seconds, on one thread")
+    parser.add_argument("--rounds", type=int, default=40, help="of inference")
+    parser.add_argument("--density", type=float, default=0.05, help="of inference")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one measurement may take")
+    parser.add_argument("--csv", help="also write both tables to this file")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        return print(json.dumps(train(Job(**json.loads(arguments.job)))))
+    cuda = arguments.device != "cpu"
+    arguments.threads = 1 if arguments.processor_time else arguments.threads
+    machine = torch.cuda.get_device_name() if cuda else f"{arguments.threads} threads, load {os.getloadavg()[0]:.1f}"
+    print(f"torch {torch.__version__}, {machine}")
+    parts = arguments.part or (("training",) if cuda else ("training", "inference"))
+    table: list[dict[str, Any]] = []
+    if "training" in parts:
+        table += compare_training(arguments, cuda)
+        print_training(table)
+    if "inference" in parts:
+        torch.set_num_threads(arguments.threads)
+        found = compare_inference(arguments.density, arguments.rounds, arguments.processor_time)
+        print_inference(found)
+        table += found
+    if arguments.csv:
+        with open(arguments.csv, "w", newline="") as file:  # noqa: PTH123
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in table for key in row)))
+            writer.writeheader()
+            writer.writerows(table)
+
+
+# Training
+
+
+def compare_training(arguments: argparse.Namespace, cuda: bool) -> list[dict[str, Any]]:
+    """A row for every way to train; repeats alternate."""
+    ways = [way for way in (CUDA_WAYS if cuda else WAYS) if arguments.peer or way not in PEERS]
+    if arguments.way:
+        ways = [way for way in ways if way in {*arguments.way, "dense VI"}]
+    table: list[dict[str, Any]] = []
+    for case in arguments.case or (("resnet18",) if cuda else CASES):
+        batch = arguments.batch or (512 if cuda else CASES[case].batch)
+        size = batch, arguments.device, arguments.threads, arguments.interval or (20 if cuda else 5), arguments.blocks
+        size = *size, arguments.processor_time
+        jobs = [Job(case, way, *size, compiled) for compiled in ((False, True) if cuda else (False,)) for way in ways]
+        measured: dict[Job, list[dict[str, Any]]] = {job: [] for job in jobs}
+        for _ in range(arguments.repeats):
+            for job in jobs:
+                measured[job].append(measure(job, arguments.peer, arguments.limit))
+        rows = [summary(job, results) for job, results in measured.items()]
+        for row in rows:
+            dense = next(r for r in rows if r["way"] == "dense VI" and r["compiled"] == row["compiled"])
+            row["times_faster"] = dense["step_s"] / row["step_s"]
+        table += rows
+    return table
+
+
+def measure(job: Job, peer: str | None, limit: float) -> dict[str, Any]:
+    """Run a job in a new process; -P keeps this folder off the path, whose scripts have the names of packages."""
+    python = str(peer) if job.way in PEERS else sys.executable
+    command = [python, "-P", __file__, "--job", json.dumps(dataclasses.asdict(job))]
+    root, given = str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")
+    environment = os.environ | {"PYTHONPATH": root if given is None else f"{root}{os.pathsep}{given}"}
+    environment["OMP_NUM_THREADS"] = str(job.threads)
+    failure = ""
+    found: dict[str, Any] = {}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]  # a library may print as well
+        found = json.loads(lines[-1]) if lines else {}
+        if done.returncode or not lines:
+            failure = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        failure = "over the time limit"
+    print(
+        f"{job.case:<18} {job.way:<34} {'compiled' if job.compiled else '':<8} step "
+        f"{found.get('plain_s', math.nan):.4f} s, exchanging {found.get('update_s') or math.nan:.4f} s, "
+        f"{found.get('training_bytes', math.nan) / MIB:.1f} MiB, load {os.getloadavg()[0]:.1f} {failure}",
+        flush=True,
+    )
+    return found | {"failure": failure}
+
+
+def summary(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of a job's repeats."""
+    row: dict[str, Any] = {"part": "training", "case": job.case, "way": job.way, "compiled": job.compiled}
+    row |= {"batch": job.batch, "device": job.device}
+    names = ("plain_s", "update_s", "training_bytes", "accounted_bytes", "update_bytes", "kernel_bytes")
+    for name in (*names, "peak_bytes", "update_peak_bytes", "ran_sparse"):
+        values = [result[name] for result in results if result.get(name) is not None]
+        row[name] = statistics.median(values) if values else math.nan
+    extra = 0.0 if math.isnan(row["update_s"]) else max(0.0, row["update_s"] - row["plain_s"]) / DEFAULT_INTERVAL
+    seconds = [result["plain_s"] for result in results if "plain_s" in result] or [math.nan]
+    row |= {"step_s": row["plain_s"] + extra, "fastest_s": min(seconds), "slowest_s": max(seconds)}
+    return row | {"failure": next((result["failure"] for result in results if result["failure"]), "")}
+
+
+def train(job: Job) -> dict[str, Any]:
+    """In the process of its own."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(0)
+    module, shape = CASES[job.case].build(), CASES[job.case].shape
+    x, y = torch.randn(job.batch * job.steps, *shape), torch.randint(10, (job.batch * job.steps,))
+    importlib.import_module("torch._dynamo")  # which optimisers import at their first step
+    importlib.import_module("bayesian_torch.models.dnn_to_bnn" if job.way in PEERS else "caveat")
+    watch = Watch(job)
+    watch.start = resident(job.device)
+    return train_peer(job, module, x, y, watch) if job.way in PEERS else train_ours(job, module, x, y, watch)
+
+
+class Watch:
+    """Times steps and their peaks; where a GPU is waited for, only at the ends of a run of plain steps."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.step, self.start = job, 0, 0
+        self.began, self.ended = [0.0] * job.steps, [0.0] * job.steps
+        self.peaks: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        self.clock = time.process_time if job.processor_time else time.perf_counter
+
+    def before(self) -> None:
+        """A step."""
+        place = self.step % self.job.interval
+        if place in (0, self.job.interval - 1):
+            self._wait()
+            reset_peak(torch.device(self.job.device))
+        self.began[self.step] = self.clock()
+
+    def after(self) -> None:
+        """A step."""
+        place = self.step % self.job.interval
+        if place >= self.job.interval - 2:
+            self._wait()
+        self.ended[self.step] = self.clock()
+        if place >= self.job.interval - 2 and self.step >= self.job.interval:
+            name = "update_peak_bytes" if place == self.job.interval - 1 else "peak_bytes"
+            self.peaks[name] = peak_bytes(torch.device(self.job.device)) - self.start
+        self.step += 1
+
+    def _wait(self) -> None:
+        if self.job.device != "cpu":
+            torch.cuda.synchronize()
+
+    def found(self, exchanges: bool) -> dict[str, Any]:
+        """Seconds of plain steps and of those that exchange weights, and the bytes."""
+        assert self.step == self.job.steps
+        plain, update = [], []
+        for first in range(self.job.interval, self.job.steps, self.job.interval):
+            last = first + self.job.interval - 1
+            if self.job.device == "cpu":
+                plain += [self.ended[s] - self.began[s] for s in range(first, last)]
+            else:
+                plain.append((self.ended[last - 1] - self.began[first]) / (last - first))
+            if last < self.job.steps - 1:  # nothing is exchanged at the end of training
+                update.append(self.ended[last] - self.began[last])
+        seconds = {"plain_s": statistics.median(plain), "update_s": statistics.median(update) if exchanges else None}
+        return seconds | self.peaks | self.sizes
+
+
+def train_ours(job: Job, module: nn.Module, x: Tensor, y: Tensor, watch: Watch) -> dict[str, Any]:
+    """The library's own loop, watched."""
+    import caveat
+    from caveat.engine import optimise
+
+    loop: Any = optimise._Loop
+    backward, move = loop._backward, loop._move
+
+    def watched_backward(self: Any, *given: Any) -> Tensor:
+        watch.before()
+        return backward(self, *given)
+
+    def watched_move(self: Any) -> None:
+        if watch.step == job.interval:
+            watch.sizes |= training_sizes(self)
+        move(self)
+        watch.after()
+
+    loop._backward, loop._move = watched_backward, watched_move
+    method = method_of(job)
+    task = caveat.Task(module, (x, y), caveat.Categorical(), caveat.GaussianPrior(1.0))
+    posterior = caveat.fit(task, method, device=job.device, progress=False)
+    diagnostics = posterior.info.diagnostics
+    found = watch.found(exchanges=diagnostics.get("exchanges", 0) > 0)
+    if "account" in diagnostics:
+        found["accounted_bytes"] = diagnostics["account"]["total"]["training_bytes"]
+        found["update_bytes"] = diagnostics["account"]["update_bytes"]
+    return found | {"ran_sparse": diagnostics.get("ran_sparse")}
+
+
+def method_of(job: Job) -> Any:
+    """As the paper trains: SGD for means; all of training in one epoch."""
+    import caveat
+
+    training = caveat.Training(epochs=1, batch_size=job.batch, optimizer="sgd", learning_rate=1e-3)
+    if job.device != "cpu":
+        training = replace(training, precision="bfloat16", channels_last=True, compile=job.compiled)
+    exchange = {"training": training, "interval": job.interval, "stop": 1.0}
+    if job.way == "deterministic":
+        return caveat.MAP(training=training)
+    if job.way == "dense VI":
+        return caveat.MeanFieldVI(training=training)
+    if job.way == "RigL 95%":
+        return caveat.RigL(density=0.05, **exchange)
+    if job.way in CHANNEL:
+        return caveat.SSVI(density=CHANNEL[job.way], structure="channel", **exchange)
+    return caveat.SSVI(density=SPARSE[job.way], **exchange)
+
+
+def training_sizes(loop: Any) -> dict[str, int]:
+    """Bytes of what a loop holds before its optimiser's step: tensors, and the native kernels' tables."""
+    tensors = [tensor for group in loop.variables.groups().values() for tensor in group.values()]
+    tensors += [tensor.grad for tensor in loop.variables.trained() if tensor.grad is not None]
+    tensors += [v for o in loop.optimizers for kept in o.state.values() for v in kept.values() if isinstance(v, Tensor)]
+    substitute = getattr(getattr(loop.loss, "__self__", None), "substitute", None)
+    tables = 0
+    if substitute is not None:
+        tensors.append(substitute.layout.indices)
+        tables = sum(table_bytes(layer.pattern) for layer in substitute.layers.values())
+    return {"training_bytes": storage_bytes(tensors), "kernel_bytes": tables}
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Each storage once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def table_bytes(pattern: Any) -> int:
+    """What native kernels made of a pattern."""
+    made = getattr(pattern, "_structures", {}).values()
+    return sum(a.nbytes for s in made for a in (s.start, s.offset, s.order) if a is not None)
+
+
+def train_peer(job: Job, module: nn.Module, x: Tensor, y: Tensor, watch: Watch) -> dict[str, Any]:
+    """bayesian-torch: its own conversion and KL, the same optimisers."""
+    convert = importlib.import_module("bayesian_torch.models.dnn_to_bnn")
+    prior = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -4.6}
+    prior |= {"type": job.way.split()[1], "moped_enable": False}
+    convert.dnn_to_bnn(module, prior)
+    module.train()
+    scales = [p for name, p in module.named_parameters() if "rho" in name]
+    means = [p for name, p in module.named_parameters() if "rho" not in name]
+    optimizers = [torch.optim.SGD(means, 1e-3, momentum=0.9, nesterov=True), torch.optim.Adam(scales, 1e-2)]
+    for rows, targets in zip(x.split(job.batch), y.split(job.batch), strict=True):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        watch.before()
+        loss = F.cross_entropy(module(rows), targets) + 0.1 * convert.get_kl_loss(module) / len(x)
+        loss.backward()
+        if watch.step == job.interval:
+            tensors = [*module.parameters(), *module.buffers()] + [p.grad for p in module.parameters()]
+            tensors += [v for o in optimizers for kept in o.state.values() for v in kept.values()]
+            watch.sizes["training_bytes"] = storage_bytes(t for t in tensors if isinstance(t, Tensor))
+        for optimizer in optimizers:
+            optimizer.step()
+        watch.after()
+    return watch.found(exchanges=False)
+
+
+def resident(device: str) -> int:
+    """Bytes held now: by torch's allocator on a GPU, by this process on a CPU."""
+    if device != "cpu":
+        return torch.cuda.memory_allocated(device)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+# Inference
+
+
+def compare_inference(density: float, rounds: int, processor_time: bool) -> list[dict[str, Any]]:
+    """ResNet-18 at the means, and predictions with ten draws: all in turns."""
+    import caveat
+
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    module, case = CASES["resnet18"].build(), CASES["resnet18"]
+    x = torch.randn(64, *case.shape)
+    task = caveat.Task(module, (x, torch.randint(10, (len(x),))), caveat.Categorical(), caveat.GaussianPrior(1.0))
+    training = caveat.Training(epochs=2, batch_size=16, optimizer="sgd", learning_rate=1e-2)
+    methods = {
+        "dense VI": caveat.MeanFieldVI(training=training),
+        "SSVI": caveat.SSVI(density=density, training=training),
+        "SSVI channel": caveat.SSVI(density=density, structure="channel", training=training),
+    }
+    posteriors = {name: caveat.fit(task, method, progress=False) for name, method in methods.items()}
+    networks = {name: caveat.deploy(posteriors[name]) for name in ("SSVI", "SSVI channel")}
+    kept = {name: storage_bytes(tensors_of(network)) for name, network in networks.items()}
+    dense = copy.deepcopy(module)  # the same function as SSVI's network, zeros and all
+    dense.load_state_dict(whole_weights(posteriors["SSVI"]), strict=False)
+    layouts = dense_layouts(dense.eval())
+    rows: list[dict[str, Any]] = []
+    clock = time.process_time if processor_time else time.perf_counter
+    with torch.inference_mode():
+        differ = float((networks["SSVI"](x[:8]) - dense(x[:8])).abs().max() / dense(x[:8]).abs().max())
+        print(f"SSVI's network and the dense one differ by {differ:.0e}")
+        narrow = copy.deepcopy(networks["SSVI channel"])
+        for batch in (1, 8):
+            few, last = x[:batch].clone(), x[:batch].contiguous(memory_format=torch.channels_last)
+            calls = {f"dense, {name}": functools.partial(network, last if "last" in name else few)
+                     for name, network in layouts.items()}  # fmt: skip
+            calls |= {name: functools.partial(network, few) for name, network in networks.items()}
+            calls["SSVI channel, channels last"] = functools.partial(narrow, last)
+            seconds = in_turns(calls, rounds, clock)
+            best = min(median for name, (median, _, _) in seconds.items() if name.startswith("dense"))
+            for name, (median, low, high) in seconds.items():
+                row = {"part": "inference", "case": "resnet18", "way": name, "batch": batch, "step_s": median}
+                row |= {"fastest_s": low, "slowest_s": high, "times_faster": best / median}
+                size = kept.get(name.removesuffix(", channels last"), storage_bytes(tensors_of(dense)))
+                rows.append(row | {"stored_bytes": size, "kernel_bytes": module_tables(networks.get(name))})
+    for batch in (1, 8, 64):
+        calls = {name: functools.partial(posterior.predict, x[:batch], draws=10)
+                 for name, posterior in posteriors.items()}  # fmt: skip
+        seconds = in_turns(calls, max(2, rounds // 8), clock)
+        for name, (median, low, high) in seconds.items():
+            row = {"part": "prediction", "case": "resnet18", "way": name, "batch": batch, "step_s": median}
+            row |= {"fastest_s": low, "slowest_s": high, "times_faster": seconds["dense VI"][0] / median}
+            rows.append(row | {"stored_bytes": file_bytes(posteriors[name])})
+    return rows
+
+
+def in_turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
+) -> dict[str, tuple[float, float, float]]:
+    """Median, lowest and highest seconds of each call."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 2):
+        for name, call in calls.items():
+            call()  # its weights and threads are back in the caches, as when it runs alone
+            started = clock()
+            call()
+            if turn >= 2:
+                seconds[name].append(clock() - started)
+    return {name: (statistics.median(own), min(own), max(own)) for name, own in seconds.items()}
+
+
+def dense_layouts(dense: nn.Module) -> dict[str, nn.Module]:
+    """A dense network as torch can lay it out for inference on a CPU."""
+    from torch.fx.experimental.optimization import fuse
+    from torch.utils import mkldnn
+
+    plain = {"NCHW": dense, "NCHW, folded": fuse(dense)}
+    last = {
+        name.replace("NCHW", "channels last"): copy.deepcopy(network).to(memory_format=torch.channels_last)
+        for name, network in plain.items()
+    }
+    blocked = Blocked(mkldnn.to_mkldnn(copy.deepcopy(plain["NCHW, folded"])))
+    return plain | last | {"oneDNN blocks, folded": blocked}
+
+
+class Blocked(nn.Module):
+    """A network in oneDNN's own layout; its inputs and outputs are ordinary tensors."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        outputs: Tensor = self.network(x.to_mkldnn())
+        return outputs.to_dense() if outputs.is_mkldnn else outputs
+
+
+def whole_weights(posterior: Any) -> dict[str, Tensor]:
+    """A dense network's values at a posterior's means."""
+    from caveat.engine.active import layout_of
+
+    return posterior.state["rest"] | layout_of(posterior.state, posterior.network).whole(
+        posterior.state["active"]["mean"]
+    )
+
+
+def tensors_of(network: nn.Module) -> list[Tensor]:
+    """Values and places that a network needs."""
+    found = [*network.parameters(), *network.buffers()]
+    for layer in network.modules():
+        if (pattern := getattr(layer, "pattern", None)) is not None:
+            found.append(pattern.indices)
+        if isinstance(values := getattr(layer, "values", None), Tensor):
+            found.append(values)
+    return found
+
+
+def module_tables(network: nn.Module | None) -> int:
+    """What native kernels made of a network's patterns."""
+    return 0 if network is None else sum(table_bytes(getattr(m, "pattern", None)) for m in network.modules())
+
+
+def file_bytes(posterior: Any) -> int:
+    """Of a posterior's folder."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = posterior.save(Path(place) / "posterior")
+        return sum(file.stat().st_size for file in folder.iterdir())
+
+
+# Tables
+
+
+def print_training(table: list[dict[str, Any]]) -> None:
+    """The tables of README.md."""
+    print(
+        "\n| network, batch | | step, ms | dense VI / this | exchanging step, ms | training bytes, MiB "
+        "| accounted, MiB | kernels' tables, MiB | peak, MB | exchanging, MB | ran sparse |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for row in table:
+        way = row["way"] + (", compiled" if row["compiled"] else "")
+        cells = [f"{row['case']}, {row['batch']}", way, number(row["step_s"], 1e3), f"**{row['times_faster']:.2f}**"]
+        cells += [
+            number(row["update_s"], 1e3),
+            *(number(row[k], 1 / MIB) for k in ("training_bytes", "accounted_bytes")),
+        ]
+        cells += [number(row["kernel_bytes"], 1 / MIB), number(row["peak_bytes"], 1e-6)]
+        cells += ["" if math.isnan(row["update_s"]) else number(row["update_peak_bytes"], 1e-6)]
+        cells += ["" if math.isnan(row["ran_sparse"]) else f"{row['ran_sparse']:.0%}"]
+        print("| " + " | ".join(cells) + (f" | {row['failure']}" if row["failure"] else "") + " |")
+
+
+def print_inference(table: list[dict[str, Any]]) -> None:
+    """The tables of README.md."""
+    for part, title in (("inference", "fastest dense / this"), ("prediction", "dense VI / this")):
+        print(f"\n| {part} of resnet18, batch | | ms | {title} | stored, MiB | kernels' tables, MiB |")
+        print("|---|---|---|---|---|---|")
+        for row in (r for r in table if r["part"] == part):
+            cells = [str(row["batch"]), row["way"], number(row["step_s"], 1e3), f"**{row['times_faster']:.2f}**"]
+            cells += [number(row["stored_bytes"], 1 / MIB), number(row.get("kernel_bytes", 0), 1 / MIB)]
+            print("| " + " | ".join(cells) + " |")
+
+
+def number(value: float, unit: float) -> str:
+    """With three digits, or nothing where there is none."""
+    if math.isnan(value) or value == 0:
+        return ""
+    value *= unit
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""One network out of a posterior, as a module for inference: for a device that has no room for draws, or none for torch.
+
+A posterior over active weights (SSVI, MeanFieldVI, RigL) has a network at its means, or one at a draw: sparse layers that
+compute with their active weights alone, or narrow ones, and BatchNorm folded into the layer before it.
+"""
+
+import torch
+from torch import nn
+
+from caveat.engine.active import network_at
+from caveat.engine.folding import folded
+from caveat.posterior import Posterior
+
+__all__ = ["deploy"]
+
+
+def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
+    """A module in eval mode that gives outputs (logits, or what the likelihood takes) for a batch of inputs.
+
+    Args:
+        posterior: of a method with active weights
+        seed: of a draw of the weights; without one they are at their means
+    """
+    if "active" not in posterior.state:
+        raise TypeError(
+            f"{type(posterior.method).__name__} has no active weights to deploy: take draws of its weights with "
+            "posterior.sample(n), or fit SSVI, MeanFieldVI or RigL"
+        )
+    rng = None if seed is None else torch.Generator().manual_seed(seed)
+    module = network_at(posterior.state, posterior.network, rng)
+    return folded(module.eval()).module

@@ -1,0 +1,352 @@
+"""Variational training: the KL and its weight, exact density at every step, resuming, early stopping, ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import caveat
+from caveat import GaussianPrior, Training
+from caveat.engine import run as run_module
+from caveat.engine.optimise import BatchPart, Moments
+from caveat.engine.sparse_layers import Layout, sparse_layers
+from caveat.engine.variational import Variational, _noise_of_batch, gaussian_kl, precisions
+
+
+def rows(n: int = 48) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    return x, (x.mean((1, 2, 3)) > 0).long()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(24, 10), nn.ReLU(), nn.Linear(10, 2),
+    )  # fmt: skip
+
+
+SIZES = {"0": 36, "3": 216, "6": 240, "8": 20}
+
+
+def task(prior: GaussianPrior | None = None, validation: float | None = None) -> caveat.Task:
+    return caveat.Task(network(), rows(), caveat.Categorical(), prior, validation=validation)
+
+
+def short(**knobs: Any) -> Training:
+    return Training(**{"epochs": 8, "batch_size": 12, "learning_rate": 0.01} | knobs)
+
+
+def ssvi(**knobs: Any) -> caveat.SSVI:
+    return caveat.SSVI(**{"density": 0.3, "interval": 3, "training": short()} | knobs)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[Variational], None]) -> None:
+    """Call a function after every step of training."""
+    after_step = Variational._after_step
+
+    def spied(self: Variational, moments: Moments) -> None:
+        after_step(self, moments)
+        look(self)
+
+    monkeypatch.setattr(Variational, "_after_step", spied)
+
+
+@pytest.mark.parametrize("precision", [torch.tensor(3.0), torch.rand(7) + 0.1], ids=["one", "each"])
+def test_the_kl_is_that_of_torch(precision: Tensor) -> None:
+    mean, log_std = torch.randn(7).double(), torch.randn(7).double()
+    q = torch.distributions.Normal(mean, log_std.exp())
+    p = torch.distributions.Normal(torch.zeros(7).double(), precision.double().rsqrt().expand(7))
+    torch.testing.assert_close(
+        gaussian_kl(mean, log_std, precision.double()), torch.distributions.kl_divergence(q, p).sum()
+    )
+
+
+def test_precisions_follow_the_places() -> None:
+    each = torch.rand(10, 24) + 1
+    prior = GaussianPrior({"6.weight": each, "8.*": 7.0, "*": 2.0})
+    whole = task(prior).network
+    layers = sparse_layers(whole)
+    indices = torch.tensor([3, 5, 0, 215, 9, 100, 239], dtype=torch.int32)
+    layout = Layout(layers, {"0": 2, "3": 2, "6": 3, "8": 20}, indices)
+    found = precisions(whole, layout)
+    assert torch.equal(found, torch.cat([torch.full((4,), 2.0), each.flatten()[[9, 100, 239]], torch.full((20,), 7.0)]))
+    assert precisions(task(GaussianPrior(2.0)).network, layout).ndim == 0
+    with pytest.raises(ValueError, match="this one is LaplacePrior"):
+        precisions(caveat.Task(network(), rows(), caveat.Categorical(), caveat.LaplacePrior()).network, layout)
+
+
+def test_the_loss_is_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At almost no spread: the likelihood at the means plus beta_t KL / N, with biases under weight decay."""
+    seen: list[tuple[float, float]] = []
+    loss = Variational._loss
+
+    def spied(self: Variational, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        value, outputs = loss(self, x, y, part, rng)
+        assert self.log_std is not None
+        assert self.precision is not None
+        likelihood = nn.functional.cross_entropy(outputs, y)
+        kl = gaussian_kl(self.mean, self.log_std, self.precision) / 48
+        seen.append((self.step / self.steps, float((value - likelihood).detach() / kl.detach())))
+        return value, outputs
+
+    monkeypatch.setattr(Variational, "_loss", spied)
+    fitted = caveat.fit(task(GaussianPrior(3.0)), ssvi(kl_weight=0.4, kl_warmup=0.25), progress=False)
+    assert len(seen) == 32
+    for progress, weight in seen:
+        assert weight == pytest.approx(0.4 * min(1, progress / 0.25), rel=1e-3, abs=1e-5)
+    assert fitted.info.diagnostics["exchanges"] == 7
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("allocation", ["uniform", "erk"])
+@pytest.mark.parametrize("dense", ["first", (), ("0", "8")], ids=str)
+@pytest.mark.parametrize("kind", [caveat.SSVI, caveat.RigL])
+def test_density_is_exact_at_every_step(
+    scope: str, allocation: str, dense: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kind(density=0.3, interval=3, scope=scope, allocation=allocation, dense=dense, training=short())
+    wanted = made.counts(sparse_layers(task().network))
+    kept = ("0",) if dense == "first" else dense
+    sparse = sum(size for name, size in SIZES.items() if name not in kept)
+    assert abs(sum(n for name, n in wanted.items() if name not in kept) - 0.3 * sparse) <= 2
+    steps, places = 0, set()
+
+    def look(trainer: Variational) -> None:
+        nonlocal steps
+        steps += 1
+        layout = trainer.substitute.layout
+        assert layout.size == sum(wanted.values())
+        assert scope == "global" or layout.counts == wanted
+        assert all(1 <= n <= SIZES[name] for name, n in layout.counts.items())
+        assert all(layout.counts[name] == SIZES[name] for name in kept)
+        assert all(layout.is_dense(name) == (n == SIZES[name]) for name, n in wanted.items())
+        for name, own in layout.indices_of().items():
+            if own is not None:
+                assert own.dtype == torch.int32
+                assert len(own) == layout.counts[name]
+                assert bool((own.diff() > 0).all()), "sorted, each once"
+                assert 0 <= int(own[0])
+                assert int(own[-1]) < SIZES[name]
+                assert trainer.substitute.layers[name].pattern.indices.equal(own)  # type: ignore[union-attr]
+        for tensor in (*trainer.variables.scales.values(), trainer.mean, trainer.variables.weights["active.mean"]):
+            assert tensor.shape == (layout.size,)
+            assert bool(tensor.isfinite().all())
+        places.add(tuple(layout.indices.tolist()))
+
+    watch(monkeypatch, look)
+    posterior = caveat.fit(task(), made, progress=False)
+    assert steps == 32
+    assert 7 <= len(places) <= 8, "seven exchanges, the last of which may be of less than one weight"
+    counts = {k: int(n) for k, n in zip(SIZES, posterior.state["active"]["counts"], strict=True)}
+    assert sum(counts.values()) == sum(wanted.values())
+    draw = next(posterior.sample(1))
+    assert {name: int((draw[f"{name}.weight"] != 0).sum()) for name in SIZES} == counts or kind is caveat.RigL
+    assert posterior.info.diagnostics["density"] == pytest.approx(sum(wanted.values()) / sum(SIZES.values()))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("new_std", [None, 0.05])
+def test_an_exchange_keeps_values_and_moments(
+    optimizer: str, new_std: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the real optimisers: weights that stay keep their moments, the others begin with none."""
+    after_step = Variational._after_step
+    exchanged = 0
+
+    def by_place(trainer: Variational, flat: Tensor) -> dict[tuple[str, int], float]:
+        layout = trainer.substitute.layout
+        found = {}
+        for name, part in layout.split(flat.detach()):
+            own = layout.indices_of()[name]
+            keys = range(len(part)) if own is None else own.tolist()
+            found |= {(name, k): v for k, v in zip(keys, part.tolist(), strict=True)}
+        return found
+
+    def spied(self: Variational, moments: Moments) -> None:
+        nonlocal exchanged
+        assert self.log_std is not None
+        tensors = [self.mean, self.log_std, *moments(self.mean), *moments(self.log_std)]
+        assert len(tensors) == 2 + (1 if optimizer == "sgd" else 2) + 2
+        before = [by_place(self, t) for t in tensors]
+        stds = {n: float(part.detach().exp().mean()) for n, part in self.substitute.layout.split(self.log_std)}
+        removed = self.replacement._removed  # type: ignore[union-attr]
+        gone = set() if removed is None else {k for k, v in by_place(self, removed.double()).items() if v}
+        after_step(self, moments)
+        after = [by_place(self, t) for t in tensors]
+        stayed = before[0].keys() - gone
+        new = after[0].keys() - stayed
+        assert len(new) == len(gone)
+        exchanged += len(new)
+        for i, (old, now) in enumerate(zip(before, after, strict=True)):
+            assert all(now[k] == old[k] for k in stayed)
+            for k in new:
+                expected = torch.tensor(new_std or stds[k[0]]).log() if i == 1 else 0.0
+                assert now[k] == pytest.approx(float(expected), rel=1e-5)
+
+    monkeypatch.setattr(Variational, "_after_step", spied)
+    made = ssvi(new_std=new_std, training=short(optimizer=optimizer), scope="global")
+    posterior = caveat.fit(task(), made, progress=False)
+    assert exchanged == posterior.info.diagnostics["exchanged"] > 100
+
+
+def interrupted(
+    make_task: Callable[[], caveat.Task], made: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> caveat.Posterior:
+    """A fit that is killed after some epochs and goes on."""
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module.Run, "checkpoint_due", lambda self: self.folder is not None)
+        checkpoint, kept = run_module.Run.checkpoint, 0
+
+        def killed(self: run_module.Run, carry: Any, note: dict[str, object]) -> None:
+            nonlocal kept
+            checkpoint(self, carry, note)
+            kept += 1
+            if kept == after:
+                raise KeyboardInterrupt
+
+        patch.setattr(run_module.Run, "checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            caveat.fit(make_task(), made, folder=folder, progress=False)
+    return caveat.fit(make_task(), made, folder=folder, progress=False)
+
+
+def same(one: caveat.Posterior, other: caveat.Posterior) -> None:
+    for group, tensors in one.state.items():
+        for name, value in tensors.items():
+            assert torch.equal(value, other.state[group][name]), f"{group}/{name}"
+
+
+EACH = GaussianPrior({"0.weight": torch.linspace(1, 5, 36).view(4, 1, 3, 3), "3.*": 40.0, "*": 1.0})
+RESUMED = {
+    "layer": (ssvi(), None),
+    "global": (ssvi(scope="global"), None),
+    "global, precisions": (ssvi(scope="global", dense=()), EACH),
+    "across epochs": (ssvi(interval=5, addition="batches", addition_batches=4), None),
+    "at the mean": (ssvi(addition="mean", training=short(optimizer="sgd")), None),
+    "mean field": (caveat.MeanFieldVI(training=short()), None),
+    "points": (caveat.RigL(density=0.3, interval=3, scope="global", training=short(optimizer="sgd")), EACH),
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+@pytest.mark.parametrize("after", [3, 8])
+def test_resuming_gives_exactly_the_uninterrupted_run(
+    kind: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, prior = RESUMED[kind]
+    counts: list[int] = []
+    watch(monkeypatch, lambda trainer: counts.append(trainer.substitute.layout.size))
+    whole = caveat.fit(task(prior), made, progress=False)
+    resumed = interrupted(lambda: task(prior), made, tmp_path / "p", monkeypatch, after)
+    same(whole, resumed)
+    assert len(set(counts)) == 1
+    assert len(counts) == 64
+    x, _ = rows()
+    assert torch.equal(whole.predict(x).samples, resumed.predict(x).samples)
+    for key in ("exchanges", "exchanged"):
+        assert whole.info.diagnostics.get(key) == resumed.info.diagnostics.get(key)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_early_stopping_puts_the_best_epochs_places_back(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = rows()
+    noise = torch.randint(2, (48,), generator=torch.Generator().manual_seed(2))
+    training = short(epochs=60, patience=4, learning_rate=0.03, schedule="constant")
+    made = ssvi(scope=scope, interval=2, stop=1.0, training=training)
+    noisy = caveat.Task(network(), (x, noise), caveat.Categorical(), validation=0.25)
+    epochs: list[tuple[Tensor, Tensor, dict[str, int]]] = []
+    validate = Variational._validate
+
+    def spied(self: Variational) -> float:
+        layout = self.substitute.layout
+        epochs.append((self.mean.detach().clone(), layout.indices.clone(), dict(layout.counts)))
+        return validate(self)
+
+    monkeypatch.setattr(Variational, "_validate", spied)
+    posterior = caveat.fit(noisy, made, progress=False)
+    history = [record["validation"] for record in posterior.info.diagnostics["history"]]
+    best = history.index(min(history))
+    assert len(history) < 60
+    mean, indices, counts = epochs[best]
+    assert not torch.equal(indices, epochs[-1][1]), "places have changed since"
+    active = posterior.state["active"]
+    assert torch.equal(active["mean"], mean)
+    assert torch.equal(active["indices"], indices)
+    assert active["counts"].tolist() == [*counts.values()]
+
+
+def test_noise_of_a_part_is_that_of_the_whole_batch() -> None:
+    def drawn(part: BatchPart, count: int, shape: tuple[int, ...]) -> Tensor:
+        noise = _noise_of_batch(count, part, torch.Generator().manual_seed(3))
+        noise(torch.zeros(count, 2))
+        return noise(torch.zeros(shape))
+
+    whole = drawn(BatchPart(0, 7, 1.0), 7, (7, 5))
+    parts = [drawn(BatchPart(0, 7, 0.5), 4, (4, 5)), drawn(BatchPart(4, 7, 0.5), 3, (3, 5))]
+    assert torch.equal(torch.cat(parts), whole)
+    tokens = drawn(BatchPart(0, 7, 1.0), 7, (21, 5))
+    parts = [drawn(BatchPart(0, 7, 0.5), 4, (12, 5)), drawn(BatchPart(4, 7, 0.5), 3, (9, 5))]
+    assert torch.equal(torch.cat(parts), tokens), "with another axis folded into the rows"
+    assert drawn(BatchPart(4, 7, 0.5), 3, (10, 5)).shape == (10, 5)
+
+
+RANKS = """
+import importlib.util, json
+spec = importlib.util.spec_from_file_location("cases", {file!r})
+cases = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(cases)
+found = cases.places_found()
+import torch
+from caveat.engine.distributed import current_ranks
+rank = current_ranks(torch.device("cpu")).rank
+open({out!r} + f"/{{rank}}.json", "w").write(json.dumps(found))
+"""
+
+
+def plain_task(prior: GaussianPrior | None) -> caveat.Task:
+    """In float64, without BatchNorm, whose statistics are of a rank's own rows, and without gradients of zero."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Identity(), nn.Conv2d(4, 6, 3), nn.Tanh(), nn.Flatten(),
+        nn.Linear(24, 10), nn.Tanh(), nn.Linear(10, 2),
+    )  # fmt: skip
+    x, y = rows()
+    return caveat.Task(module.double(), (x.double(), y), caveat.Categorical(), prior)
+
+
+def places_found() -> dict[str, list[Any]]:
+    found = {}
+    for kind in ("layer", "global, precisions", "across epochs", "at the mean", "points"):
+        made, prior = RESUMED[kind]
+        active = caveat.fit(plain_task(prior), made, progress=False).state["active"]
+        found[kind] = [active["indices"].tolist(), active["counts"].tolist(), active["mean"].tolist()]
+    return found
+
+
+def test_two_ranks_have_the_same_places_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "fit.py"
+    script.write_text(RANKS.format(file=__file__, out=str(tmp_path)))
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    done = subprocess.run(
+        [sys.executable, *launcher, *meeting, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    for kind, (indices, counts, mean) in places_found().items():
+        assert first[kind][:2] == [indices, counts], kind
+        assert first[kind][2] == pytest.approx(mean, abs=1e-8), kind
