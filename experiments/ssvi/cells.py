@@ -42,15 +42,18 @@ class Settings:
         return " ".join(words + ([] if self.allocation is None else [self.allocation]))
 
 
+RATES = (3e-3, 1e-2)
 PRECISIONS = (3.0, 30.0)
-KL_WEIGHTS = (0.03, 0.1, 0.3, 1.0)
+KL_WEIGHTS = {"fashion_mnist": (0.03, 0.1, 0.3), "digits": (0.003, 0.01, 0.03, 0.1)}
 ALLOCATIONS: tuple[Allocation, ...] = ("erk", "uniform")
-CANDIDATES = {
-    "dense": [Settings(3e-3, p, kl) for p, kl in product((*PRECISIONS, 100.0), KL_WEIGHTS)],
-    "ssvi": [Settings(r, p, kl, a) for r, p, kl, a in product((3e-3, 1e-2), PRECISIONS, KL_WEIGHTS[:3], ALLOCATIONS)],
-    "rigl": [Settings(r, p, None, a) for r, p, a in product((3e-3, 1e-2), PRECISIONS, ALLOCATIONS)],
-    "map": [Settings(r, p) for r, p in product((1e-3, 3e-3), PRECISIONS)],
-}
+TUNED = ("dense", "ssvi", "rigl", "map")
+
+
+def candidates(name: str, method: str) -> list[Settings]:
+    """What is tried for a method on a problem: the same rates, precisions and KL weights for all that have them."""
+    kl_weights = KL_WEIGHTS[name] if method in ("dense", "ssvi") else (None,)
+    allocations = ALLOCATIONS if method in ("ssvi", "rigl") else (None,)
+    return [Settings(*values) for values in product(RATES, PRECISIONS, kl_weights, allocations)]
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,14 @@ class Cell:
         if self.question == "choose":
             return []
         name, method = CHOSEN_ON.get(self.problem, self.problem), CHOSEN_WITH.get(self.method, self.method)
-        return [Cell("choose", name, method, str(candidate), 0) for candidate in CANDIDATES[method]]
+        return [Cell("choose", name, method, str(candidate), 0) for candidate in candidates(name, method)]
 
 
 def cells(seeds: int) -> Iterator[Cell]:
     """All of them, the most wanted first."""
     for name in PROBLEMS:
         if name not in CHOSEN_ON:
-            yield from (Cell("choose", name, method, str(c), 0) for method in CANDIDATES for c in CANDIDATES[method])
+            yield from (Cell("choose", name, method, str(c), 0) for method in TUNED for c in candidates(name, method))
         yield from _sweep(name, seeds)
         yield from (
             Cell(question, name, "ssvi", setting, seed)
@@ -123,13 +126,14 @@ def method_of(cell: Cell, settings: Settings, quick: bool = False) -> caveat.Met
         return MeanFieldVI(initial_std=start, kl_weight=settings.kl_weight, training=training)
     method = SSVI(
         density=density,
-        structure="channel" if cell.method == "channel" else "unstructured",
-        allocation=settings.allocation,
         interval=size.interval,
         initial_std=start,
         kl_weight=settings.kl_weight,
         training=training,
     )
+    if cell.method == "channel":
+        return replace(method, structure="channel")
+    method = replace(method, allocation=settings.allocation)
     return replace(method, **{cell.question: cell.setting}) if cell.question in CHANGED else method
 
 
@@ -175,7 +179,7 @@ def costs(posterior: caveat.Posterior, task: caveat.Task, found: Problem) -> dic
 def chosen(cell: Cell, scored: dict[str, float]) -> Settings | None:
     """A cell's settings, given the validation NLL of all `choose` cells so far; None while some are missing."""
     if cell.question == "choose":
-        return next(c for c in CANDIDATES[cell.method] if str(c) == cell.setting)
+        return next(c for c in candidates(cell.problem, cell.method) if str(c) == cell.setting)
     if any(need.name not in scored for need in cell.needs):
         return None
     best = min(cell.needs, key=lambda need: scored[need.name])

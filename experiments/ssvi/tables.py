@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from cells import BASE_START, CANDIDATES, CHANGED, CHOSEN_ON, SPARSITIES, STARTS
+from cells import BASE_START, CHANGED, CHOSEN_ON, SPARSITIES, STARTS, TUNED, candidates
 from problems import PROBLEMS
 
 from caveat import SSVI
@@ -160,8 +160,8 @@ def _summarise_problem(found: Results, name: str) -> None:
 
 def _summarise_choice(found: Results, name: str) -> None:
     print("### Settings, on validation rows (chosen: the lowest NLL)\n")
-    for method, candidates in CANDIDATES.items():
-        what = {str(c): ("choose", method, str(c)) for c in candidates}
+    for method in TUNED:
+        what: dict[str, What] = {str(c): ("choose", method, str(c)) for c in candidates(name, method)}
         nll = {c: found.values(w, name, "nll").get(0, float("inf")) for c, w in what.items()}
         best = min(nll, key=nll.__getitem__)
         rows = [(f"**{c}**" if c == best else c, scores(found, w, name)) for c, w in what.items()]

@@ -312,11 +312,14 @@ open({out!r} + f"/{{rank}}.json", "w").write(json.dumps(found))
 
 
 def plain_task(prior: GaussianPrior | None) -> caveat.Task:
-    """In float64, without BatchNorm, whose statistics are of a rank's own rows, and without gradients of zero."""
+    """In float64, without BatchNorm, whose statistics are of a rank's own rows, and without ties among gradients.
+
+    These would come of dead units, and of two classes, whose gradients differ in sign alone.
+    """
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Identity(), nn.Conv2d(4, 6, 3), nn.Tanh(), nn.Flatten(),
-        nn.Linear(24, 10), nn.Tanh(), nn.Linear(10, 2),
+        nn.Linear(24, 10), nn.Tanh(), nn.Linear(10, 3),
     )  # fmt: skip
     x, y = rows()
     return caveat.Task(module.double(), (x.double(), y), caveat.Categorical(), prior)
