@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -16,8 +17,6 @@ OWN = ("problems", "cells", "tables", "run")
 @pytest.fixture
 def ssvi(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
     """The experiment's modules, which other experiments have by the same names."""
-    from importlib import import_module
-
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield {name: import_module(name) for name in OWN}
@@ -49,10 +48,7 @@ def test_settings_are_those_of_lowest_validation_nll(ssvi: dict[str, ModuleType]
 
 
 def test_a_quick_cell_of_ssvi_is_measured_and_in_the_tables(
-    ssvi: dict[str, ModuleType],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    ssvi: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid, run = ssvi["cells"], ssvi["run"]
     place = grid.Place(ssvi["problems"].Source(), "cpu", quick=True)
@@ -62,7 +58,8 @@ def test_a_quick_cell_of_ssvi_is_measured_and_in_the_tables(
         run.write(path, grid.run_cell(grid.Cell(question, "digits", "ssvi", setting, 0), settings, place))
     sweep, _ = run.read(path)
     assert 0.94 < float(sweep["sparsity"]) < 0.96
-    assert float(sweep["training_flops"]) > 0 and float(sweep["inference_flops"]) > 0
+    assert float(sweep["training_flops"]) > 0
+    assert float(sweep["inference_flops"]) > 0
     assert run.main(["--summary", "--csv", str(path)]) == 0
     assert "| SSVI 95% |" in capsys.readouterr().out
 

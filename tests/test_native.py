@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from caveat import native
-from caveat.native import build
+from caveat.native import Grid, Structure, build
 
 USE = """
 import torch
@@ -71,9 +73,30 @@ def test_torch_and_the_kernels_share_one_openmp() -> None:
     assert out.split() == ["sparse", "1"], error
 
 
-def test_the_source_is_part_of_the_package() -> None:
-    import tomllib
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+def test_every_read_stays_in_the_grid(rows: int) -> None:
+    """For all non-zeros there can be, from the first position to the last of the last tile, forward and back."""
+    rng = np.random.default_rng(rows)
+    tried = 0
+    while tried < 200:
+        kernel, stride, dilation = (tuple(rng.integers(1, 5, 2).tolist()) for _ in range(3))
+        padding, size = tuple(rng.integers(0, 6, 2).tolist()), tuple(rng.integers(1, 9, 2).tolist())
+        shape = (5, 3, *kernel)
+        grid = Grid.of(shape, stride, padding, dilation, 1, (rows, 3, *size))
+        if grid is None:
+            continue
+        tried += 1
+        _, lanes, chunk, area, length, front = grid.plan[:6].tolist()
+        indices = np.arange(np.prod(shape), dtype=np.int32)
+        ends = [((chunk - 1) * area + span) * lanes for span in (grid.plan[12], grid.plan[20])]
+        for make, end, other in ((Structure.forward, ends[1], 0), (Structure.backward, ends[0], 1)):
+            offset = make(shape, 1, indices, grid).offset.astype(np.int64)
+            assert front + offset.min() >= 0
+            assert front + offset.max() + -(-end // 16) * 16 <= grid.rows[other] * length
+            assert front + -(-end // 16) * 16 <= length
 
+
+def test_the_source_is_part_of_the_package() -> None:
     settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     assert "native/*.cpp" in settings["tool"]["setuptools"]["package-data"]["caveat"]
     assert build.SOURCE.is_file()

@@ -89,6 +89,10 @@ class Pattern:
         self.ran: str | None = None  # "sparse" or "dense": the way of the last apply
         self._structures: dict[tuple[object, ...], Structure] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        """Copies make structures of their own: these hold addresses."""
+        return self.__dict__ | {"_structures": {}}
+
     def whole(self, values: Tensor) -> Tensor:
         """The whole weight."""
         flat = values.new_zeros(self.geometry.size)
@@ -122,10 +126,11 @@ class Pattern:
 def runs_sparse(geometry: Geometry, count: int, x_shape: tuple[int, ...]) -> bool:
     """Whether the native kernels are the faster way for `count` weights and inputs of this shape [batch, ...].
 
-    Measured against the way through the whole weight, forward and back, on an AMD EPYC (Zen 4), for the layers of
-    ResNet-18 and linear layers with 1 to 128 rows: at 30% of the weights 1.3 to 2.5 times faster (5% of them: 3 to 10
-    times), at 40% 1.2 to 2, at 50% as fast. With strides, for which the inputs are taken apart, at 30% 0.9 to 1.5.
-    One position of one row fills a sixteenth of a vector: linear layers on less than eight rows break even at 20%.
+    Measured on two cores of an AMD EPYC (Zen 4) beside other work, against the way through the whole weight, forward
+    and back. Convolutions of ResNet-18, 1 to 128 images: with 5% of the weights 4 to 10 times faster, 10% 2.6 to 6,
+    30% 1.2 to 2.6, 40% 1.2 to 2, 50% about as fast; with strides, for which inputs are taken apart, at 30% 0.9 to 1.8.
+    Linear layers, 1 to 128 rows: 5% 2 to 10, 30% 1 to 2. One row fills a sixteenth of a vector, so that few rows break
+    even earlier, at 20 to 30%.
     """
     share = count / geometry.size
     if any(step > 1 for step in geometry.stride):
@@ -158,8 +163,8 @@ def apply_pair(
 
 def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None) -> Grid | None:
     """For the native kernels, which are for float32 on a CPU; notes which way it goes."""
-    lengths = {len(pattern.indices): (values, variance), pattern.geometry.shape[0]: (bias,)}
-    given = [(t, n) for n, ts in lengths.items() for t in ts if t is not None]
+    count, outputs = len(pattern.indices), pattern.geometry.shape[0]
+    given = [(t, n) for t, n in ((values, count), (variance, count), (bias, outputs)) if t is not None]
     fits = all(t.shape == (n,) and t.dtype == torch.float32 and t.device.type == "cpu" for t, n in given)
     plain = fits and x.dtype == torch.float32 and x.device.type == "cpu"
     plain = plain and not torch._C._are_functorch_transforms_active()  # whose tensors have no address

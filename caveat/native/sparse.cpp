@@ -464,6 +464,7 @@ int caveat_backward(const Plan* plan, const float* x, const float* dy, const flo
     const int64_t most = std::max<int64_t>(4, std::min<int64_t>(16, (1 << 22) / (count + 1)));
     const int64_t parts = together ? 1 : std::min(chunks, most), each_part = (chunks + parts - 1) / parts;
     threads = useful(*plan, count, threads);
+    if (!together) threads = static_cast<int>(std::min<int64_t>(threads, parts));
     Backward backward{*plan, {start, offset}, {start_in, offset_in}, x, dy, dy2, nullptr, nullptr, dx};
     const int64_t grid_size = backward.grid_size(), own_size = backward.own_size(dw != nullptr);
     const int64_t grids = together ? 1 : threads, sums_size = dw ? (parts - 1) * pair * padded : 0;

@@ -22,11 +22,13 @@ from caveat import (
     HMC,
     MAP,
     SGMCMC,
+    SSVI,
     SWAG,
     DeepEnsemble,
     Laplace,
     LastLayerLaplace,
     MCDropout,
+    MeanFieldVI,
     SubnetworkLaplace,
     Training,
 )
@@ -60,6 +62,9 @@ METHODS = (
     "ensemble of 50",
     "MC dropout",
     "SWAG",
+    "mean-field VI",
+    "mean-field VI, KL tuned",
+    "SSVI 30%, KL tuned",
     "Laplace full, given",
     "Laplace Kronecker, given",
     "Laplace diagonal, given",
@@ -310,6 +315,24 @@ def _swag(fitter: Fitter) -> tuple[caveat.Posterior, str]:
     return fitter.tuned(candidates, start=fitter.point())
 
 
+def _variational(fitter: Fitter) -> tuple[caveat.Posterior, str]:
+    """By the ELBO."""
+    return fitter.trained(lambda training: MeanFieldVI(kl_weight=1.0, default_draws=100, training=training))
+
+
+def _with_kl(make: Callable[..., caveat.Method]) -> Callable[[Fitter], tuple[caveat.Posterior, str]]:
+    """With the weight of the KL term tuned."""
+
+    def fitted(fitter: Fitter) -> tuple[caveat.Posterior, str]:
+        training = Training(epochs=max(fitter.budget.epochs), learning_rate=1e-2)
+        weights = (0.01, 0.03, 0.1, 0.3, 1.0)
+        return fitter.tuned(
+            {f"KL weight {w}": make(kl_weight=w, default_draws=100, training=training) for w in weights}
+        )
+
+    return fitted
+
+
 def _post_hoc(method: caveat.Method) -> Callable[[Fitter], tuple[caveat.Posterior, str]]:
     def fitted(fitter: Fitter) -> tuple[caveat.Posterior, str]:
         posterior = fitter.fit(method, start=fitter.point())
@@ -349,6 +372,9 @@ METHOD_KINDS: dict[str, Callable[[Fitter], tuple[caveat.Posterior, str]]] = {
     "ensemble of 50": _ensemble(50),
     "MC dropout": _dropout,
     "SWAG": _swag,
+    "mean-field VI": _variational,
+    "mean-field VI, KL tuned": _with_kl(MeanFieldVI),
+    "SSVI 30%, KL tuned": _with_kl(partial(SSVI, density=0.3, interval=20)),
     "Laplace full, given": _post_hoc(Laplace(structure="full", precision="given")),
     "Laplace Kronecker, given": _post_hoc(Laplace(precision="given")),
     "Laplace diagonal, given": _post_hoc(Laplace(structure="diagonal", precision="given")),

@@ -30,9 +30,9 @@ class Size:
 
 
 PROBLEMS = {
-    "fashion_mnist": Size(validation=5000, epochs=20, batch_size=512, interval=50),
+    "fashion_mnist": Size(validation=5000, epochs=30, batch_size=512, interval=50),
     "digits": Size(validation=238, epochs=100, batch_size=64, interval=50),
-    "mnist": Size(validation=5000, epochs=20, batch_size=512, interval=50),
+    "mnist": Size(validation=5000, epochs=30, batch_size=512, interval=50),
 }
 QUICK = Size(validation=50, epochs=2, batch_size=32, interval=2)
 QUICK_ROWS = 200

@@ -1,6 +1,7 @@
 """The training loop: what it does with batches, validation data, precision and numbers that blow up."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Training
+from caveat.engine.optimise import BatchPart, Moments, Variables, optimise, steps_per_epoch
+from caveat.engine.run import Run
+from caveat.storage import State
 
 
 def rows(n: int = 65) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,3 +139,115 @@ def test_the_optimum_does_not_depend_on_the_batch_size() -> None:
 def test_one_row_at_a_time_is_a_sentence_with_batchnorm() -> None:
     with pytest.raises(ValueError, match="batch_size of at least 2"):
         fit(caveat.Task(network(), rows(8), caveat.Categorical()), Training(epochs=1, batch_size=1))
+
+
+class Quadratic:
+    """Weights to reach 0 and logarithms of scales to reach log 3, in the loop of `optimise`."""
+
+    def __init__(self, folder: Path | None = None, **training: object) -> None:
+        self.task = caveat.Task(nn.Linear(4, 2), rows(24), caveat.Categorical())
+        self.weights, self.log_scale = torch.ones(5).requires_grad_(), torch.zeros(5).requires_grad_()
+        extra = {"seen": torch.zeros((), dtype=torch.int64)}
+        self.variables = Variables({"w": self.weights}, {}, {}, extra, {"log_scale": self.log_scale}, 0.1)
+        knobs = {"epochs": 10, "batch_size": 8, "learning_rate": 0.05, "schedule": "constant", "warmup": 0.0}
+        self.training = Training(**knobs | training)  # type: ignore[arg-type]
+        self.run = Run(folder=folder)
+        self.moments: list[list[int]] = []
+
+    def loss(
+        self, x: torch.Tensor, y: torch.Tensor, part: BatchPart, rng: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = self.log_scale.exp()
+        noise = 0.1 * torch.randn(5, generator=rng)
+        return 0.5 * (self.weights + noise).square().sum() + 0.5 * (scale.square() / 9 - 2 * self.log_scale).sum(), x
+
+    def after_step(self, moments: Moments) -> None:
+        self.variables.extra["seen"] += 1
+        self.moments.append([len(moments(self.weights)), len(moments(self.log_scale))])
+
+    def train(self, **kwargs: object) -> list[dict[str, float]]:
+        return optimise(
+            self.task,
+            self.task.network,
+            self.variables,
+            self.loss,
+            self.training,
+            self.run,
+            after_step=self.after_step,
+            **kwargs,  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize(("optimizer", "kept"), [("sgd", 1), ("adam", 2)])
+def test_scales_are_moved_by_adam_at_a_rate_of_their_own(optimizer: str, kept: int) -> None:
+    problem = Quadratic(epochs=60, optimizer=optimizer, schedule="cosine")
+    history = problem.train()
+    torch.testing.assert_close(problem.log_scale, torch.full((5,), 3.0).log(), atol=0.02, rtol=0)
+    torch.testing.assert_close(problem.weights, torch.zeros(5), atol=0.1, rtol=0)
+    assert int(problem.variables.extra["seen"]) == 180, "after every step"
+    assert problem.moments == [[kept, 2]] * 180
+    assert history[0]["rate"] <= 0.05
+    first = Quadratic(epochs=1, batch_size=24, optimizer=optimizer)
+    first.train()
+    torch.testing.assert_close(first.log_scale, torch.full((5,), 0.1))  # Adam's first step is its rate
+
+
+def test_weight_decay_does_not_reach_scales() -> None:
+    found = []
+    for decay in (None, {"w": 5.0}):
+        problem = Quadratic(epochs=3)
+        problem.train(decay=decay)
+        found.append((problem.weights.detach().clone(), problem.log_scale.detach().clone()))
+    assert not torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_change_after_a_step_and_of_its_moments_holds() -> None:
+    problem = Quadratic(epochs=1, batch_size=12, optimizer="sgd")  # two steps
+    halves: list[torch.Tensor] = []
+
+    def after(moments: Moments) -> None:
+        with torch.no_grad():
+            (momentum,) = moments(problem.weights)
+            halves.append(momentum.clone())
+            problem.weights[0] = 7.0
+            momentum[0] = 0.0
+
+    problem.after_step = after  # type: ignore[method-assign]
+    problem.train()
+    assert float(halves[0][0]) != 0
+    assert float(halves[1][0]) == pytest.approx(7.0, abs=0.5), "from 0 the momentum is the gradient of the new value"
+    assert float(halves[1][1]) == pytest.approx(1.9, abs=0.4), "that of the others is kept"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_two_optimisers_resume_exactly(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Quadratic(optimizer=optimizer)
+    whole.train()
+
+    def killed(self: Run, carry: State, note: dict[str, object]) -> None:
+        checkpoint(self, carry, note)
+        if note["epoch"] == 4:
+            raise KeyboardInterrupt
+
+    checkpoint = Run.checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "checkpoint", killed)
+        patch.setattr(Run, "checkpoint_due", lambda self: True)
+        with pytest.raises(KeyboardInterrupt):
+            Quadratic(tmp_path / "run", optimizer=optimizer).train()
+    resumed = Quadratic(tmp_path / "run", optimizer=optimizer)
+    history = resumed.train()
+    assert len(history) == 10
+    assert len(resumed.moments) == 18, "six epochs of three steps were left"
+    assert int(resumed.variables.extra["seen"]) == 30
+    assert torch.equal(resumed.weights, whole.weights)
+    assert torch.equal(resumed.log_scale, whole.log_scale)
+
+
+def test_the_cost_of_a_row_can_be_given() -> None:
+    problem = Quadratic(epochs=2)
+    problem.train(training_flops=11.0)
+    assert problem.run.flops == 2 * 24 * 11.0
+    assert steps_per_epoch(65, 32) == 3
+    assert steps_per_epoch(3, 2) == 1, "no batch of a single row"

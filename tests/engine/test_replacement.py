@@ -86,7 +86,9 @@ class Problem:
         layout = self.substitute.layout
         at = {name: own.tolist() for name, own in layout.indices_of().items() if own is not None}
         scores = dict(layout.split(self.scores))
-        weights = sorted((float(s), name, place) for name in at for s, place in zip(scores[name], at[name], strict=True))
+        weights = sorted(
+            (float(s), name, place) for name in at for s, place in zip(scores[name], at[name], strict=True)
+        )
         best = {name: max(w for w in weights if w[1] == name) for name in at}
         if self.replacement.scope == "global":
             goes = [w for w in weights if w not in best.values()][: round(rate * len(weights))]

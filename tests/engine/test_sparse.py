@@ -1,5 +1,7 @@
 """A layer given by few weights does what the layer with the whole weight does, to float32's accuracy, whichever way."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -199,6 +201,21 @@ def test_what_the_kernels_do_not_take_goes_through_the_whole_weight(monkeypatch:
         assert apply(x.bfloat16(), mean.bfloat16(), pattern).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_nothing_of_another_type_or_length_reaches_the_kernels(count: int, monkeypatch: Any) -> None:
+    """Also where there are as many weights as outputs."""
+    monkeypatch.setattr(sparse, "runs_sparse", lambda *_: True)
+    pattern = Pattern(Geometry((4, 5)), torch.arange(count, dtype=torch.int32))
+    x, bias = torch.ones(2, 5), torch.ones(4)
+    with pytest.raises(RuntimeError):
+        apply(x, torch.ones(count, dtype=torch.float64), pattern, bias)
+    with pytest.raises((RuntimeError, IndexError)):
+        apply(x, torch.ones(count - 1), pattern, bias)
+    with pytest.raises(RuntimeError):
+        apply(x, torch.ones(count), pattern, torch.ones(3))
+    assert pattern.ran == "dense"
+
+
 def test_a_wrong_input_is_refused_as_torch_refuses_it() -> None:
     pattern, x, mean, _, _ = given("3x3", 0.1)
     with pytest.raises(RuntimeError, match="channels"):
@@ -213,3 +230,22 @@ def test_under_transforms_of_torch_func(monkeypatch: Any) -> None:
     (wanted,) = torch.autograd.grad(apply(x, mean, pattern).sum(), mean)
     found = torch.func.grad(lambda v: apply(x.detach(), v, pattern).sum())(mean.detach())
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@native_only
+def test_copies_of_a_pattern_make_structures_of_their_own(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sparse, "runs_sparse", lambda *_: True)
+    pattern, x, mean, _, bias = given("3x3", 0.3)
+    with torch.no_grad():
+        wanted = apply(x, mean, pattern, bias)
+        for twin in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
+            assert not twin._structures
+            torch.testing.assert_close(apply(x, mean, twin, bias), wanted, rtol=0, atol=0)
+
+
+def test_few_weights_run_sparse_and_many_do_not() -> None:
+    geometry = Geometry((64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+    for rows in (1, 128):
+        assert sparse.runs_sparse(geometry, geometry.size // 20, (rows, 64, 32, 32))
+        assert not sparse.runs_sparse(geometry, geometry.size // 2, (rows, 64, 32, 32))
+    assert sparse.runs_sparse(Geometry((300, 784)), 11_760, (1, 784))

@@ -290,5 +290,5 @@ def test_a_module_that_takes_the_weight_instead_of_calling_the_layer() -> None:
     expected = task.network(draw, x).softmax(-1)
     torch.testing.assert_close(posterior.predict(x, draws=1, seed=3).samples[0], expected)
     method = caveat.SSVI(density=0.3, prediction="local", training=training)
-    with pytest.raises(ValueError, match="takes the weight of a layer instead of calling the layer.*'draws'"):
+    with pytest.raises(ValueError, match=r"takes the weight of a layer instead of calling the layer.*'draws'"):
         caveat.fit(task, method, progress=False).predict(x)

@@ -1,0 +1,72 @@
+"""A randomised Nystrom sketch of the curvature, M ~ U diag(lambda) U^T, and the preconditioner it gives.
+
+    Y = M Omega,   M ~ Y (Omega^T Y)^-1 Y^T,   Omega [d, r] orthonormal
+    P = U diag(lambda - lambda_r) U^T + lambda_r I + A
+
+(Frangella, Tropp and Udell 2023; for A = alpha I, P is (lambda_r + alpha) times theirs). The sketch does not know the
+prior: it is built once, for r products, and serves every A. A small multiple of Omega is added to Y and taken from the
+eigenvalues again, so that the Cholesky factor exists where M has no full rank.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from caveat.engine.linear_model import LinearModel
+from caveat.engine.normals import standard_normals
+
+__all__ = ["Nystrom", "sketch"]
+
+
+@dataclass(frozen=True)
+class Nystrom:
+    """Leading eigenvectors and values of the curvature, about."""
+
+    vectors: Tensor  # U, [d, r]
+    values: Tensor  # lambda, [r], descending, float64
+
+    def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        """P^-1 v for v [K, d], by Woodbury's identity with S = U diag(lambda - lambda_r)^(1/2) and D = lambda_r + A."""
+        smallest = self.values[-1]
+        S = self.vectors * (self.values - smallest).sqrt().to(self.vectors.dtype)
+        D = (precision + smallest.to(precision.dtype)).expand(len(S))
+        W = S / D.unsqueeze(1)
+        inner = (S.T @ W).double()
+        inner.diagonal().add_(1)
+        factor = torch.linalg.cholesky(inner)
+
+        def solve(v: Tensor) -> Tensor:
+            correction = torch.cholesky_solve((v @ W).T.double(), factor).T
+            return v / D - correction.to(v.dtype) @ W.T
+
+        return solve
+
+
+def sketch(model: LinearModel, rank: int, seed: int = 0, at_once: int = 64) -> Nystrom:
+    """The sketch of a rank, from that many products with M, `at_once` in a pass."""
+    features = model.features
+    rank = min(rank, features.size, features.rows * model.noise.width)
+    places = torch.arange(features.size, device=features.device)
+    omega = torch.linalg.qr(standard_normals(seed, "sketch", range(rank), places, features.dtype).T)[0]
+    product = torch.cat([model.curvature(part.contiguous()) for part in omega.T.split(at_once)]).T
+    if not product.isfinite().all():
+        model.check_finite()
+    shift = torch.finfo(features.dtype).eps * float(product.norm()) or torch.finfo(features.dtype).tiny
+    root, shift = _root(omega, product, shift)
+    Q, T = torch.linalg.qr(root)
+    left, singular, _ = torch.linalg.svd(T.double())
+    return Nystrom(Q @ left.to(Q.dtype), (singular.square() - shift).clamp_min(0))
+
+
+def _root(omega: Tensor, product: Tensor, shift: float) -> tuple[Tensor, float]:
+    """Y_s C^-T with Y_s = Y + shift Omega and C C^T = Omega^T Y_s, whose square is the approximation; and the shift."""
+    gram = (omega.T @ product).double()
+    eye = torch.eye(len(gram), dtype=torch.float64, device=gram.device)
+    while True:
+        factor, failed = torch.linalg.cholesky_ex((gram + gram.T) / 2 + shift * eye)
+        if not failed:
+            shifted = product + shift * omega
+            return torch.linalg.solve_triangular(factor.to(omega.dtype).T, shifted, upper=True, left=False), shift
+        shift *= 10
