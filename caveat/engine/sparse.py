@@ -174,8 +174,16 @@ def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, 
 
 
 def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collector | None) -> Tensor:
-    """Plain operations where the way back is not ours to write: no gradients, or one of torch.func's transforms."""
+    """Plain operations where the way back is not ours to write: no gradients, or one of torch.func's transforms.
+
+    And on a GPU, which has room to keep the whole weight for the way back, and compiles such a graph.
+    """
     tracked = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
+    if x.device.type != "cpu":
+        whole = pattern.whole(values)
+        if collect is not None:
+            whole.register_hook(collect)  # type: ignore[no-untyped-call]
+        return pattern.geometry.dense(x, whole)
     if collect is None and (not tracked or torch._C._are_functorch_transforms_active()):
         return pattern.geometry.dense(x, pattern.whole(values))
     y: Tensor = _Dense.apply(x, values, pattern, collect)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from caveat.engine.sparse import Collector, Geometry, Pattern, apply, apply_pair
 from caveat.network import Network, Params
@@ -20,6 +21,22 @@ from caveat.network import Network, Params
 __all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "left_out", "sparse_layers", "weight_name"]
 
 _TINY = 1e-16  # added to a variance: the gradient of its root stays finite where all inputs are zero
+
+
+class _Draw(torch.autograd.Function):
+    """mean + sqrt(variance) noise, of which the derivative noise / (2 sqrt(variance)) is kept alone."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+        root = (variance + _TINY).sqrt_()
+        ctx.save_for_backward(torch.addcdiv(root.new_zeros(()), noise, root, value=0.5))
+        return torch.addcmul(mean, root, noise)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (slope,) = ctx.saved_tensors
+        return g, g * slope, None
 
 
 class SparseLayer(nn.Module):
@@ -55,6 +72,9 @@ class SparseLayer(nn.Module):
             if self.bias is not None:
                 mean = mean + self.bias.view(-1, *[1] * (len(self.geometry.shape) - 2))
         noise = torch.randn_like(mean) if self.noise is None else self.noise(mean)
+        if torch.is_grad_enabled():
+            drawn: Tensor = _Draw.apply(mean, variance, noise)
+            return drawn
         return torch.addcmul(mean, (variance + _TINY).sqrt(), noise)
 
     @property

@@ -212,8 +212,11 @@ class Variational:
 
     def _look_at_the_mean(self, x: Inputs, y: Tensor, part: BatchPart) -> None:
         """A pass without noise, for its gradients alone; the step itself then looks at nothing."""
+        before = {name: buffer.clone() for name, buffer in self.variables.buffers.items()}
         _, value = self._outputs(x, y, part, None)
         torch.autograd.grad(value, [self.mean])
+        for name, buffer in self.variables.buffers.items():
+            buffer.copy_(before[name])  # the statistics of a batch count once
         self.substitute.collect({})
 
     def _after_step(self, moments: Moments) -> None:

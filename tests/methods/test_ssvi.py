@@ -115,6 +115,7 @@ def test_every_way_trains_and_predicts(knobs: dict[str, Any]) -> None:
     assert posterior.info.diagnostics["exchanges"] == 5
     assert posterior.info.diagnostics["exchanged"] > 20
     assert posterior.state["active"]["log_std"].isfinite().all()
+    assert int(posterior.state["rest"]["1.num_batches_tracked"]) == 16, "statistics are of the training passes alone"
     other = caveat.fit(small(), dataclasses.replace(QUICK, **knobs), progress=False)
     assert torch.equal(posterior.predict(x).samples, other.predict(x).samples), "the same seed gives the same"
 
