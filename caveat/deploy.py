@@ -1,7 +1,7 @@
-"""One network out of a posterior, as a module for inference: for a device that has no room for draws, or none for torch.
+"""One network out of a posterior, as a module for inference, for a device that has no room or no time for draws.
 
-A posterior over active weights (SSVI, MeanFieldVI, RigL) has a network at its means, or one at a draw: sparse layers that
-compute with their active weights alone, or narrow ones, and BatchNorm folded into the layer before it.
+A posterior over active weights (SSVI, MeanFieldVI, RigL) has a network at its means, or one at a draw: sparse layers
+that compute with their active weights alone, or narrow ones, and BatchNorm folded into the layer before it.
 """
 
 import torch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from caveat.engine.narrowing import Axis, Channels, Kept, Extent, rows, scatter, slices
+from caveat.engine.narrowing import Axis, Channels, Extent, Kept, rows, scatter, slices
 from caveat.network import Params
 
 __all__ = [

@@ -16,8 +16,23 @@ from torch import Tensor, nn
 from caveat.network import Params
 
 __all__ = [
-    "SIZES", "Axis", "Channels", "Index", "Kept", "Extent", "Segment", "carry", "gather", "narrow", "narrow_params",
-    "resize", "rows", "scatter", "shrink", "slices", "widen_params",
+    "SIZES",
+    "Axis",
+    "Channels",
+    "Extent",
+    "Index",
+    "Kept",
+    "Segment",
+    "carry",
+    "gather",
+    "narrow",
+    "narrow_params",
+    "resize",
+    "rows",
+    "scatter",
+    "shrink",
+    "slices",
+    "widen_params",
 ]  # fmt: skip
 
 Kept = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU

@@ -182,7 +182,7 @@ def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collect
     if x.device.type != "cpu":
         whole = pattern.whole(values)
         if collect is not None:
-            whole.register_hook(collect)  # type: ignore[no-untyped-call]
+            whole.register_hook(collect)
         return pattern.geometry.dense(x, whole)
     if collect is None and (not tracked or torch._C._are_functorch_transforms_active()):
         return pattern.geometry.dense(x, pattern.whole(values))

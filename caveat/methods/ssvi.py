@@ -206,8 +206,8 @@ def _check_channels(network: Network, channels: Channels) -> None:
     fixed = [name for name in channels.extents if name in own and name not in network.names]
     if fixed:
         raise ValueError(
-            f"structure='channel' would take channels from {', '.join(fixed[:3])}, which are fixed (frozen, or left out "
-            "by parameters=): select all parameters, or use structure='unstructured'"
+            f"structure='channel' would take channels from {', '.join(fixed[:3])}, which are fixed (frozen, or left "
+            "out by parameters=): select all parameters, or use structure='unstructured'"
         )
     prior = network.prior
     if isinstance(prior, GaussianPrior) and any(prior.of(n, own[n]).ndim for n in channels.extents if n in own):

@@ -89,9 +89,8 @@ def main() -> None:
     line |= {"median_std_change": found.get("median_std_change", ""), "median_std": found.get("median_std", "")}
     line |= {"training_pflop": info.flops / 1e15, "stored_mb": info.stored_bytes / 2**20, "seconds": round(taken, 1)}
     line |= {"peak_gb": info.peak_bytes / 2**30}
-    line["knobs"] = (
-        f"width {a.width} batch {a.batch_size} rate {a.learning_rate} kl {a.kl_weight} std {a.initial_std} prior {std:.3g}"
-    )
+    line["knobs"] = f"width {a.width} batch {a.batch_size} rate {a.learning_rate} kl {a.kl_weight}"
+    line["knobs"] += f" std {a.initial_std} prior {std:.3g}"
     new = not a.csv.exists()
     with a.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
