@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from caveat.bayesian_linear_model import BayesianLinearModel
 from caveat.deploy import deploy
 from caveat.engine.run import Info
 from caveat.engine.training import Training
@@ -31,6 +32,7 @@ from caveat.task import Task
 __version__ = "0.1.0"
 
 __all__ = [
+    "BayesianLinearModel",
     "Bernoulli",
     "Categorical",
     "CorruptFile",

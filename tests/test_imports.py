@@ -16,7 +16,7 @@ LAYERS = [
     {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage"},
     {"engine"},
     {"methods"},
-    {"posterior", "fitting", "deploy"},
+    {"posterior", "fitting", "deploy", "bayesian_linear_model"},
     {"evaluate"},
     {"report"},
     {"recipe", "reference", "demo", "cli", "__init__"},

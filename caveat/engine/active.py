@@ -171,6 +171,8 @@ def network_at(state: State, network: Network, rng: torch.Generator | None) -> n
     own = own_network(state, network)
     substitute = Substitute(own, layout_of(state, own), state["rest"])
     substitute.use(state["active"]["mean"] if rng is None else _values(state, rng))
+    for layer in substitute.layers.values():
+        layer.values = layer.values.clone()  # of its own: what is folded into new values then lets the flat ones go
     return substitute.network.module
 
 

@@ -3,8 +3,8 @@
     block.forward(z)  = phi_i z   for the rows i of the block, K vectors z at once:   [K, d] -> [K, B, m]
     block.backward(v) = sum_i phi_i^T v_i:                                            [K, B, m] -> [K, d]
 
-A matrix is one way to have them; a network's jvp and vjp at its weights are another, with the forward pass shared by all
-products of a block. Noise is a factor of each row's precision, R_i R_i^T = B_i.
+A matrix is one way to have them; a network's jvp and vjp at its weights are another, with the forward pass shared by
+all products of a block. Noise is a factor of each row's precision, R_i R_i^T = B_i.
 """
 
 from collections.abc import Iterator, Sequence

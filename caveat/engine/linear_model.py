@@ -8,7 +8,6 @@ looked up again for every row (`normals`). The effective dimension is gamma = tr
 than K vectors of parameters is kept, whatever the number of rows.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,18 @@ from torch import Tensor
 from caveat.engine.features import Block, Features, Noise, Scaled, times, times_transposed
 from caveat.engine.normals import standard_normals
 
-__all__ = ["DENSE_UP_TO", "Draws", "LinearModel", "RowValues", "System", "g_prior", "inner", "log_evidence", "regression_system"]
+__all__ = [
+    "DENSE_UP_TO",
+    "Draws",
+    "LinearModel",
+    "RowValues",
+    "System",
+    "g_prior",
+    "inner",
+    "log_determinant",
+    "misfit",
+    "regression_system",
+]
 
 RowValues = Callable[[Block], Tensor]  # values of a block's rows, [K, B, r] or [K, B, m]
 DENSE_UP_TO = 5000  # the side of a matrix that is worth factorising
@@ -94,11 +104,18 @@ class System:
         return System(self.right[columns], self.prior[columns], own)
 
     def beside(self, other: "System") -> "System":
-        """The unknowns of both, to be solved together; both or neither have noise."""
-        one, two = self.noise, other.noise
-        assert (one is None) == (two is None)
-        both: RowValues | None = None if one is None or two is None else lambda block: torch.cat([one(block), two(block)])
-        return System(torch.cat([self.right, other.right]), torch.cat([self.prior, other.prior]), both)
+        """The unknowns of both, to be solved together."""
+
+        def both(block: Block) -> Tensor:
+            found = [None if one is None else one(block) for one in (self.noise, other.noise)]
+            like = next(e for e in found if e is not None)
+            counts = (len(self.right), len(other.right))
+            return torch.cat(
+                [like.new_zeros(k, *like.shape[1:]) if e is None else e for k, e in zip(counts, found, strict=True)]
+            )
+
+        right, prior = torch.cat([self.right, other.right]), torch.cat([self.prior, other.prior])
+        return System(right, prior, None if self.noise is None and other.noise is None else both)
 
 
 class Draws:
@@ -152,7 +169,7 @@ def g_prior(model: LinearModel) -> LinearModel:
 
 
 def log_determinant(model: LinearModel) -> float:
-    """log det(I + A^-1 M), from a matrix over parameters or over rows, whichever is smaller."""
+    """The logarithm of det(I + A^-1 M), from a matrix over parameters or over rows, whichever is smaller."""
     features, r = model.features, model.noise.width
     side = min(features.size, features.rows * r)
     if side > DENSE_UP_TO:
@@ -180,11 +197,10 @@ def _pulled_rows(model: LinearModel, block: Block) -> Tensor:
     return block.backward(times(model.noise.factor(block), unit.reshape(count, len(block.index), -1)))
 
 
-def log_evidence(model: LinearModel, targets: Tensor, mean: Tensor, log_det_noise: float) -> float:
-    """log p(y) of Gaussian noise at the posterior mean [d], with log det B of all rows given."""
-    residual = torch.zeros((), dtype=torch.float64, device=mean.device)
+def misfit(model: LinearModel, targets: Tensor, mean: Tensor) -> float:
+    """|y - Phi mean|^2_B for targets [n, m] and a mean [d], summed in float64."""
+    total = torch.zeros((), dtype=torch.float64, device=mean.device)
     for block in model.features.blocks():
         error = targets[block.index] - block.forward(mean.unsqueeze(0))
-        residual += times_transposed(model.noise.factor(block), error).double().square().sum()
-    energy = residual + (model.precision * mean.square()).double().sum()
-    return 0.5 * (log_det_noise - targets.numel() * math.log(2 * math.pi) - float(energy) - log_determinant(model))
+        total += times_transposed(model.noise.factor(block), error).double().square().sum()
+    return float(total)

@@ -17,7 +17,7 @@ from torch import Tensor
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.normals import standard_normals
 
-__all__ = ["Nystrom", "sketch"]
+__all__ = ["Nystrom", "sketch", "top_eigenvalue"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,18 @@ def _root(omega: Tensor, product: Tensor, shift: float) -> tuple[Tensor, float]:
             shifted = product + shift * omega
             return torch.linalg.solve_triangular(factor.to(omega.dtype).T, shifted, upper=True, left=False), shift
         shift *= 10
+
+
+def top_eigenvalue(model: LinearModel, seed: int = 0, order: list[Tensor] | None = None, products: int = 10) -> float:
+    """About the largest eigenvalue of M, or of the part of some rows, by power iteration from below."""
+    features = model.features
+    z = standard_normals(seed, "power", [0], torch.arange(features.size, device=features.device), features.dtype)
+    value = 0.0
+    for _ in range(products):
+        z /= z.norm()
+        blocks = features.blocks(None if order is None else [index.to(features.device) for index in order])
+        z = sum((model.block_curvature(block, z) for block in blocks), start=torch.zeros_like(z))
+        value = float(z.norm())
+        if not value > 0:
+            break
+    return value

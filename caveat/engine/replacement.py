@@ -114,7 +114,7 @@ class Replacement:
                 size = self._sums[name] = size if before is None else before + size
             if last:
                 kept = self._kept_indices[name]
-                size = size.index_fill(0, kept, -1.0)
+                size.index_fill_(0, kept, -1.0)
                 everywhere = self.scope == "global"
                 wanted = int((self._removed if everywhere else self._part(name)).sum())  # type: ignore[union-attr]
                 found = size.topk(min(wanted, len(size) - len(kept) - everywhere))  # a sparse layer never fills up

@@ -199,4 +199,4 @@ def _advance(model: LinearModel, live: _Live, slope: Tensor, report: Report, ref
 
 def relative(squares: Tensor, whole: Tensor) -> Tensor:
     """The root of a quotient of squares, zero where both are."""
-    return torch.where(squares > 0, squares / whole, 0.0).sqrt()
+    return torch.where(squares == 0, 0.0, squares / whole).sqrt()

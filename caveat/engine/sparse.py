@@ -161,6 +161,7 @@ def apply_pair(
     return _through_whole(x, mean, pattern, collect), _through_whole(x.square(), variance, pattern, None)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None) -> Grid | None:
     """For the native kernels, which are for float32 on a CPU; notes which way it goes."""
     count, outputs = len(pattern.indices), pattern.geometry.shape[0]
@@ -249,6 +250,7 @@ class _Native(torch.autograd.Function):
         return dx, dw if of_mean else None, dw2 if of_variance else None, db, None, None, None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _native(
     x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None, pattern: Pattern, grid: Grid,
     collect: Collector | None,

@@ -1,13 +1,13 @@
 """Solvers that move after every batch of rows, for data too large for many full passes.
 
-    L(z)  = 1/2 sum_i |eps_i - phi_i z|^2_(B_i) + 1/2 |z - theta_0|^2_A        gradient: Phi^T R (R^T Phi z - e) + A (z - theta_0)
-    L'(z) = 1/2 sum_i |phi_i z|^2_(B_i) + 1/2 |z - A^-1 b|^2_A                 gradient: M z + A z - b
+    L(z)  = 1/2 sum_i |eps_i - phi_i z|^2_(B_i) + 1/2 |z - theta_0|^2_A      gradient M z - Phi^T R e + A (z - theta_0)
+    L'(z) = 1/2 sum_i |phi_i z|^2_(B_i) + 1/2 |z - A^-1 b|^2_A               gradient M z + A z - b
     dual:   (I + R^T Phi A^-1 Phi^T R) u = e - R^T Phi theta_0,  z = theta_0 + A^-1 Phi^T R u
 
-L and L' differ by a constant; L' has the noise of all rows in b, so a batch leaves less to chance (Antoran et al. 2023).
-The dual has an unknown for every output of every row, n r K numbers, and its gradient for a batch is exact for those
-rows, so that it vanishes at the solution (Lin et al. 2024). All use Nesterov's momentum and a geometric average of
-iterates; every few passes the average's residual is measured, and the step halved where it no longer falls.
+L and L' differ by a constant; L' has the noise of all rows in b, so a batch leaves less to chance (Antoran et al.
+2023). The dual has an unknown for every output of every row, n r K numbers, and its gradient for a batch is exact for
+those rows, so that it vanishes at the solution (Lin et al. 2024). All use Nesterov's momentum and a geometric average
+of iterates; every few passes the average's residual is measured, and the step halved where it no longer falls.
 """
 
 import math
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from caveat.engine.features import Block, times, times_transposed
 from caveat.engine.linear_model import LinearModel, System, inner
-from caveat.engine.normals import standard_normals
+from caveat.engine.nystrom import top_eigenvalue
 from caveat.engine.solvers import Finish, Progress, Report, Solution, relative
 from caveat.knobs import Count, Positive, Share, check_knobs
 
-__all__ = ["StochasticDescent", "top_eigenvalue"]
+__all__ = ["StochasticDescent"]
 
 
 @dataclass(frozen=True)
@@ -66,39 +66,27 @@ class PreparedDescent:
 
     def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
         """Solve for all unknowns."""
-        knobs, rows = self.knobs, model.features.rows
+        knobs, device = self.knobs, system.right.device
         report, finish = Report(), Finish(knobs.tolerance, knobs.rest)
-        count = len(system.right)
-        report.residuals = torch.full((count,), math.inf, dtype=torch.float64, device=system.right.device)
-        z, image, left = torch.empty_like(system.right), torch.empty_like(system.right), torch.arange(count)
+        report.residuals = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=device)
+        z, image = torch.empty_like(system.right), torch.empty_like(system.right)
+        whole, left = inner(system.right, system.right), torch.arange(len(z), device=device)
         kind = _Dual if knobs.objective == "dual" else _Primal
-        steps = knobs.look_every * math.ceil(rows / knobs.batch_rows)
-        state = kind(model, system, start, self.top, knobs, min(1.0, 50 / steps))
-        whole = inner(system.right, system.right)
-        halved = False  # at the last look; the shorter step is given the time between two looks to show its worth
+        steps = knobs.look_every * math.ceil(model.features.rows / knobs.batch_rows)
+        state = kind(model, system, start, self.top, knobs, min(1.0, 10 / steps))
         while True:
             for _ in range(knobs.look_every):
                 self._pass(state, model, report)
-            found = state.average()
-            curved = model.curvature(found)
-            report.vectors += len(found)
-            residual = state.system.right - curved - model.precision * found
-            residuals = relative(inner(residual, residual), whole[left])
-            if not residuals.isfinite().all() or (residuals > 1e3).any():
-                model.check_finite()
-                state.restart()
-                residuals = torch.full_like(residuals, math.inf)
-            elif residuals.norm() > 0.9 * report.residuals[left].norm() and not halved:
-                state.step /= 2
-                halved = True
-            else:
-                halved = False
-            done = finish(residuals, inner(found, curved))
+            z[left] = state.average()
+            image[left] = model.curvature(z[left])
+            report.vectors += len(left)
+            residual = state.system.right - image[left] - model.precision * z[left]
+            residuals = state.judge(relative(inner(residual, residual), whole[left]))
+            done = finish(residuals, inner(z[left], image[left]))
             report.residuals[left] = residuals
             report.history.append((report.vectors, float(report.residuals.max())))
             if knobs.progress is not None:
                 knobs.progress(report.passes, float(residuals.max()))
-            z[left], image[left] = found, curved
             report.converged = bool(done.all())
             if report.converged or report.passes >= knobs.passes:
                 return Solution(z, image, report)
@@ -129,6 +117,8 @@ class _State(ABC):
         self.model, self.system, self.start, self.knobs, self.averaging = model, system, start, knobs, averaging
         self.top = top
         self.step = self._largest_step() * knobs.step_size
+        self._best = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=system.right.device)
+        self._stale, self._shortened = 0, False  # looks since residuals last fell; whether the last look cut the step
         self._begin()
 
     @abstractmethod
@@ -136,6 +126,10 @@ class _State(ABC):
 
     @abstractmethod
     def _begin(self) -> None: ...
+
+    @abstractmethod
+    def _due(self) -> tuple[float, int]:
+        """By which factor residuals should have fallen after so many looks, or else the step is too long."""
 
     @abstractmethod
     def move(self, block: Block) -> None:
@@ -148,16 +142,31 @@ class _State(ABC):
     @abstractmethod
     def _tensors(self) -> Iterator[str]: ...
 
+    def _part(self, block: Block) -> float:
+        """Of a whole batch's rows."""
+        return len(block.index) / min(self.knobs.batch_rows, self.model.features.rows)
+
     def keep(self, columns: Tensor) -> None:
         """Go on with some of the unknowns."""
         self.system = self.system.take(columns)
-        for name in self._tensors():
+        for name in ("_best", *self._tensors()):
             setattr(self, name, getattr(self, name)[columns])
 
-    def restart(self) -> None:
-        """Begin again with a quarter of the step, after it was too long."""
-        self.step /= 4
-        self._begin()
+    def judge(self, residuals: Tensor) -> Tensor:
+        """Shorten the step where residuals [k] say so, and begin again where they run away: those are infinite then."""
+        if not bool((residuals < 1e3).all()):
+            self.model.check_finite()
+            self.step /= 4
+            self._begin()
+            return torch.full_like(residuals, math.inf)
+        fall, patience = self._due()
+        self._stale = 0 if self._shortened or residuals.norm() < fall * self._best.norm() else self._stale + 1
+        self._shortened = self._stale == patience
+        if self._shortened:
+            self.step /= 2
+        if not self._stale:
+            self._best = residuals
+        return residuals
 
 
 class _Primal(_State):
@@ -165,6 +174,10 @@ class _Primal(_State):
 
     def _largest_step(self) -> float:
         return 1 / (self.top + float(self.model.precision.max()))
+
+    def _due(self) -> tuple[float, int]:
+        # Batches keep the iterates moving about the solution, as far as the step is long.
+        return (0.9, 1) if self.knobs.batch_rows < self.model.features.rows else (1.0, 10)
 
     def _begin(self) -> None:
         self.z = (self.system.prior if self.start is None else self.start).clone()
@@ -187,7 +200,8 @@ class _Primal(_State):
             constant = model.precision * system.prior
             seen = seen if system.noise is None else seen - system.noise(block)
         gradient = share * block.backward(times(factor, seen)) + model.precision * ahead - constant
-        self.velocity.mul_(self.knobs.momentum).sub_(gradient, alpha=self.step)
+        # A batch of fewer rows, the last, takes a shorter step: every row counts alike.
+        self.velocity.mul_(self.knobs.momentum).sub_(gradient, alpha=self.step * self._part(block))
         self.z += self.velocity
         self.mean.lerp_(self.z, self.averaging)
 
@@ -202,6 +216,9 @@ class _Dual(_State):
     def _largest_step(self) -> float:
         share = max(self.model.features.rows / self.knobs.batch_rows, 1.0)
         return 1 / (self.top / float(self.model.precision.min()) + share)
+
+    def _due(self) -> tuple[float, int]:
+        return 1.0, 10  # at the solution no batch moves it: residuals fall, if not every time
 
     def _begin(self) -> None:
         features, right = self.model.features, self.system.right
@@ -225,7 +242,7 @@ class _Dual(_State):
     def move(self, block: Block) -> None:
         """A step by the rows of a batch."""
         model, momentum = self.model, self.knobs.momentum
-        share = model.features.rows / len(block.index)
+        share = self._part(block) * model.features.rows / len(block.index)
         factor = model.noise.factor(block)
         u = self.u[:, block.index] + momentum * self.velocity[:, block.index]
         z = self.system.prior + (self.image + momentum * self.image_velocity) / model.precision
@@ -241,18 +258,3 @@ class _Dual(_State):
     def average(self) -> Tensor:
         """The unknowns of the averaged dual ones."""
         return self.system.prior + self.mean / self.model.precision
-
-
-def top_eigenvalue(model: LinearModel, seed: int = 0, order: list[Tensor] | None = None, products: int = 10) -> float:
-    """About the largest eigenvalue of M, or of the part of some rows, by power iteration from below."""
-    features = model.features
-    z = standard_normals(seed, "power", [0], torch.arange(features.size, device=features.device), features.dtype)
-    value = 0.0
-    for _ in range(products):
-        z /= z.norm()
-        blocks = features.blocks(None if order is None else [index.to(features.device) for index in order])
-        z = sum((model.block_curvature(block, z) for block in blocks), start=torch.zeros_like(z))
-        value = float(z.norm())
-        if not value > 0:
-            break
-    return value

@@ -198,6 +198,8 @@ class Variational:
 
     def _outputs(self, x: Inputs, y: Tensor, part: BatchPart, variance: Tensor | None) -> tuple[Tensor, Tensor]:
         looking = any(layer.collect is not None for layer in self.substitute.layers.values())
+        if not self.substitute.network.module.training:
+            self.substitute.network.module.train()  # or the pass would be compiled for both modes
         outputs = (self._plain_pass if looking else self._fast_pass)(x, self.mean, variance)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         return outputs, self._minus_log_likelihood(outputs, y, part)

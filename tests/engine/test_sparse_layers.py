@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import caveat
 from caveat import Network
 from caveat.engine.sparse import Geometry, Pattern
-from caveat.engine.sparse_layers import Layout, SparseLayer, Substitute, left_out, sparse_layers
+from caveat.engine.sparse_layers import _TINY, Layout, SparseLayer, Substitute, _Draw, left_out, sparse_layers
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 5), (6,)),
@@ -292,3 +292,13 @@ def test_a_module_that_takes_the_weight_instead_of_calling_the_layer() -> None:
     method = caveat.SSVI(density=0.3, prediction="local", training=training)
     with pytest.raises(ValueError, match=r"takes the weight of a layer instead of calling the layer.*'draws'"):
         caveat.fit(task, method, progress=False).predict(x)
+
+
+def test_a_draw_has_the_gradients_of_its_formula() -> None:
+    mean, variance, noise = (torch.rand(3, 4, dtype=torch.float64) for _ in range(3))
+    inputs = (mean.requires_grad_(), variance.requires_grad_())
+    assert torch.autograd.gradcheck(lambda m, v: _Draw.apply(m, v, noise), inputs)
+    torch.testing.assert_close(_Draw.apply(mean, variance, noise), mean + (variance + _TINY).sqrt() * noise)
+    at_zero = torch.zeros(3, 4, requires_grad=True)
+    (found,) = torch.autograd.grad(_Draw.apply(mean.float(), at_zero, noise.float()).sum(), at_zero)
+    assert found.isfinite().all()
