@@ -27,11 +27,11 @@ def kept_density(channels: Channels, kept: Kept) -> float:
     return _weights(channels, counts) / _weights(channels, dict(enumerate(channels.widths)))
 
 
-def start_kept(channels: Channels, density: float, rng: torch.Generator) -> Kept:
+def start_kept(channels: Channels, density: float, rng: torch.Generator, multiple: int = 1) -> Kept:
     """Random channels, the same share of every space and at least one, so that about `density` of the weights is left.
 
-    The share is found by bisection; then spaces take one channel more, in order, where that comes nearer. What was
-    reached is `kept_density`.
+    The share is found by bisection; then spaces take the next count, in order, where that comes nearer. What was
+    reached is `kept_density`. Counts are multiples of `multiple`, or all channels of a space that has fewer.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density={density} must be above 0 and at most 1")
@@ -39,7 +39,8 @@ def start_kept(channels: Channels, density: float, rng: torch.Generator) -> Kept
     aim = density * _weights(channels, widths)
 
     def at(share: float) -> Counts:
-        return {space: max(1, round(share * width)) for space, width in widths.items()}
+        steps = {space: max(1, round(share * width / multiple)) for space, width in widths.items()}
+        return {space: min(multiple * steps[space], width) for space, width in widths.items()}
 
     low, high = 0.0, 1.0
     while high - low > 1e-9:

@@ -14,7 +14,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "DenseFeatures", "Features", "Noise", "RowNoise", "Scaled", "times", "times_transposed"]
+__all__ = [
+    "Block",
+    "DenseBlock",
+    "DenseFeatures",
+    "Features",
+    "Noise",
+    "RowNoise",
+    "Scaled",
+    "times",
+    "times_transposed",
+]
 
 
 class Block(Protocol):
@@ -96,14 +106,18 @@ def times_transposed(factor: Tensor, v: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _DenseBlock:
-    index: Tensor
+class DenseBlock:
+    """Rows whose features are held while they are used."""
+
+    index: Tensor  # which rows they are, [B]
     phi: Tensor  # [B, m, d]
 
     def forward(self, z: Tensor) -> Tensor:
+        """Phi z, [K, d] -> [K, B, m]."""
         return (z @ self.phi.flatten(0, 1).T).unflatten(1, self.phi.shape[:2])
 
     def backward(self, v: Tensor) -> Tensor:
+        """Phi^T v, [K, B, m] -> [K, d]."""
         return v.flatten(1) @ self.phi.flatten(0, 1)
 
 
@@ -134,11 +148,11 @@ class DenseFeatures:
     def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
         """Slices in order, or chosen rows."""
         if order is not None:
-            yield from (_DenseBlock(index, self.phi[index]) for index in order)
+            yield from (DenseBlock(index, self.phi[index]) for index in order)
             return
         index = torch.arange(self.rows, device=self.device)
         for part in index.split(self.block_rows):
-            yield _DenseBlock(part, self.phi[int(part[0]) : int(part[-1]) + 1])
+            yield DenseBlock(part, self.phi[int(part[0]) : int(part[-1]) + 1])
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ looked up again for every row (`normals`). The effective dimension is gamma = tr
 than K vectors of parameters is kept, whatever the number of rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.features import Block, Features, Noise, Scaled, times, times_transposed
 from caveat.engine.normals import standard_normals
 
@@ -162,8 +163,8 @@ def g_prior(model: LinearModel) -> LinearModel:
     """The model with its features scaled to a curvature of one for each parameter; exact, at n r products backward."""
     features = model.features
     diagonal = torch.zeros(features.size, dtype=torch.float64, device=features.device)
-    for block in features.blocks(torch.arange(features.rows, device=features.device).split(8)):
-        diagonal += _pulled_rows(model, block).double().square().sum(0)
+    for rows in _pulled_rows(model):
+        diagonal += rows.double().square().sum(0)
     scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
     return replace(model, features=Scaled(features, scale.to(features.dtype)))
 
@@ -184,17 +185,20 @@ def log_determinant(model: LinearModel) -> float:
         columns = torch.cat([model.curvature(part) for part in unit.split(256)]).double()
         gram = root.expand(side).unsqueeze(1) * columns * root
     else:
-        rows = torch.cat([_pulled_rows(model, block) for block in features.blocks()]).double() * root
+        advice = "compare models on held-out rows instead"
+        refuse_if_too_large("the evidence", 24 * side * features.size, features.device, advice)
+        rows = torch.cat(list(_pulled_rows(model))).double() * root
         gram = rows @ rows.T
     eigenvalues = torch.linalg.eigvalsh((gram + gram.T) / 2).clamp_min(0)
     return float(eigenvalues.log1p().sum())
 
 
-def _pulled_rows(model: LinearModel, block: Block) -> Tensor:
-    """R_i^T phi_i of every row, [B r, d]."""
-    count = len(block.index) * model.noise.width
-    unit = torch.eye(count, dtype=model.features.dtype, device=model.features.device)
-    return block.backward(times(model.noise.factor(block), unit.reshape(count, len(block.index), -1)))
+def _pulled_rows(model: LinearModel) -> Iterator[Tensor]:
+    """R_i^T phi_i of every row, [B r, d] for a few rows at a time: each takes a product with all of them."""
+    features, r = model.features, model.noise.width
+    for block in features.blocks(torch.arange(features.rows, device=features.device).split(8)):
+        unit = torch.eye(len(block.index) * r, dtype=features.dtype, device=features.device)
+        yield block.backward(times(model.noise.factor(block), unit.unflatten(1, (-1, r))))
 
 
 def misfit(model: LinearModel, targets: Tensor, mean: Tensor) -> float:

@@ -24,6 +24,7 @@ __all__ = ["Hyperparameters", "Tuned", "Tuning", "spread", "tune"]
 # The system of the posterior mean, under a prior and from an earlier mean [d]; for least squares they do not matter.
 MeanSystem = Callable[[LinearModel, Tensor | None], System]
 _LOWEST, _HIGHEST = 1e-10, 1e4  # of alpha / beta, in units of the curvature's largest eigenvalue
+_NOISE = 1e-4, 1e8  # of beta, in units of where it starts
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,9 @@ class _Search:
     """A fixed point in the logarithms of the precisions, by secants, within bounds."""
 
     def __init__(self, top: float, tolerance: float) -> None:
-        self.top, self.tolerance, self.resting = top, tolerance, False
+        self.top, self.tolerance, self.resting = top or 1.0, tolerance, False
         self.at_bound: Tensor | None = None  # of the priors: -1, 0 or 1
+        self.noise_at_bound, self._first_noise = False, 0.0
         self._last: tuple[Tensor, Tensor] | None = None  # a point and the update's step from it
         self._gamma: Tensor | None = None
 
@@ -161,11 +163,11 @@ class _Search:
             reach = torch.where(step.abs() < 1, -1 / slope.clamp(-1.5, -0.25), 1.0)
         self._last = (at, step)
         there = (at + step * reach).exp()
-        new_noise = float(there[-1])
+        new_noise = self._bounded_noise(hyper.noise, None if noise is None else float(there[-1]))
         low, high = _LOWEST * self.top * new_noise, _HIGHEST * self.top * new_noise
         new_prior = there[:-1].clamp(low, high)
         self.at_bound = (there[:-1] > high).int() - (there[:-1] < low).int()
-        change = (torch.cat([new_prior, there[-1:]]).log() - at).abs().max()
+        change = (torch.cat([new_prior, new_prior.new_tensor([new_noise])]).log() - at).abs().max()
         settled = self._gamma is not None and bool(
             ((gamma - self._gamma).abs() <= self.tolerance * gamma.sum().clamp_min(1e-3)).all()
         )
@@ -173,17 +175,31 @@ class _Search:
         self.resting = settled and float(change) <= self.tolerance
         return replace(hyper, prior=new_prior, noise=new_noise)
 
+    def _bounded_noise(self, now: float, wanted: float | None) -> float:
+        """Where the noise precision goes from here, within bounds about where it started."""
+        self._first_noise = self._first_noise or now
+        if wanted is None:
+            return now
+        low, high = (self._first_noise * bound for bound in _NOISE)
+        self.noise_at_bound = not low < wanted < high
+        return min(max(wanted, low), high)
+
     def complaints(self, steps: int) -> list[str]:
         """What a person should know."""
         said = []
+        several = self.at_bound is not None and len(self.at_bound) > 1
         for sign, way, meaning in (
             (1, "infinity", "the data do not support these features"),
             (-1, "zero", "the data outweigh the prior entirely"),
         ):
             which = [] if self.at_bound is None else (self.at_bound == sign).nonzero().flatten().tolist()
             if which:
-                where = "" if len(self.at_bound if self.at_bound is not None else []) == 1 else f" of groups {which}"
+                where = f" of groups {which}" if several else ""
                 said.append(f"the prior precision{where} runs to {way} and was bounded: {meaning}")
+        if self.noise_at_bound:
+            said.append(
+                "the noise runs to zero or infinity and was bounded: the features may fit the targets exactly; give it"
+            )
         if not self.resting:
             said.append(f"the precisions had not come to rest after {steps} steps: allow more")
         return said

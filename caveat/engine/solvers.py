@@ -98,6 +98,7 @@ class ConjugateGradients:
     """Conjugate gradients, preconditioned by a Nystrom sketch; scalars in float64."""
 
     rank: NonNegativeInt = 64  # of the sketch, which holds rank x d numbers; 0 does without
+    at_once: Count = 64  # products of the sketch in a pass
     tolerance: Positive = 1e-3
     rest: Positive = 1e-2  # relative change of z^T M z in an iteration below which it has come to rest
     iterations: Count = 1000
@@ -109,7 +110,7 @@ class ConjugateGradients:
 
     def prepare(self, model: LinearModel, seed: int = 0) -> "PreparedGradients":
         """Sketch the curvature."""
-        return PreparedGradients(self, sketch(model, self.rank, seed) if self.rank else None, model, seed)
+        return PreparedGradients(self, sketch(model, self.rank, seed, self.at_once) if self.rank else None, model, seed)
 
 
 class PreparedGradients:

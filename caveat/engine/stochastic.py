@@ -13,13 +13,13 @@ of iterates; every few passes the average's residual is measured, and the step h
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from caveat.engine.features import Block, times, times_transposed
+from caveat.engine.features import Block, Scaled, times, times_transposed
 from caveat.engine.linear_model import LinearModel, System, inner
 from caveat.engine.nystrom import top_eigenvalue
 from caveat.engine.solvers import Finish, Progress, Report, Solution, relative
@@ -56,10 +56,25 @@ class PreparedDescent:
     def __init__(self, knobs: StochasticDescent, model: LinearModel, seed: int) -> None:
         self.knobs, self.seed = knobs, seed
         self._rng = torch.Generator().manual_seed(seed)
-        some = self._order(model.features.rows)[:4]
-        share = [model.features.rows / len(index) for index in some]
-        tops = [top_eigenvalue(model, seed, [index]) * s for index, s in zip(some, share, strict=True)]
-        self.top, self.preparation = max(tops), 10 * sum(1 / s for s in share)
+        self._some = self._order(model.features.rows)[:4]
+        self.top = self._steepest(model)
+        self.preparation = 10 * sum(len(index) for index in self._some) / model.features.rows
+
+    def _steepest(self, model: LinearModel) -> float:
+        """The largest curvature that a batch stands for, among some batches."""
+        rows = model.features.rows
+        return max(rows / len(index) * top_eigenvalue(model, self.seed, [index]) for index in self._some)
+
+    def _state(self, model: LinearModel, system: System, start: Tensor | None) -> "_State":
+        rows, knobs = model.features.rows, self.knobs
+        averaging = min(1.0, 10 / (knobs.look_every * math.ceil(rows / knobs.batch_rows)))
+        if knobs.objective != "dual":
+            step = 1 / (self.top + float(model.precision.max()))
+            return _Primal(model, system, start, step * knobs.step_size, knobs, averaging)
+        white = replace(model, features=Scaled(model.features, model.precision.rsqrt()))
+        top = self.top / float(model.precision) if len(model.precision) == 1 else self._steepest(white)
+        step = 1 / (top + max(rows / knobs.batch_rows, 1.0))
+        return _Dual(model, system, start, step * knobs.step_size, knobs, averaging)
 
     def _order(self, rows: int) -> list[Tensor]:
         return list(torch.randperm(rows, generator=self._rng).split(self.knobs.batch_rows))
@@ -71,9 +86,7 @@ class PreparedDescent:
         report.residuals = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=device)
         z, image = torch.empty_like(system.right), torch.empty_like(system.right)
         whole, left = inner(system.right, system.right), torch.arange(len(z), device=device)
-        kind = _Dual if knobs.objective == "dual" else _Primal
-        steps = knobs.look_every * math.ceil(model.features.rows / knobs.batch_rows)
-        state = kind(model, system, start, self.top, knobs, min(1.0, 10 / steps))
+        state = self._state(model, system, start)
         while True:
             for _ in range(knobs.look_every):
                 self._pass(state, model, report)
@@ -110,19 +123,15 @@ class _State(ABC):
         model: LinearModel,
         system: System,
         start: Tensor | None,
-        top: float,
+        step: float,
         knobs: StochasticDescent,
-        averaging: float,
+        averaging: float,  # the weight of an iterate in the average
     ) -> None:
-        self.model, self.system, self.start, self.knobs, self.averaging = model, system, start, knobs, averaging
-        self.top = top
-        self.step = self._largest_step() * knobs.step_size
+        self.model, self.system, self.start, self.knobs = model, system, start, knobs
+        self.step, self.averaging = step, averaging
         self._best = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=system.right.device)
         self._stale, self._shortened = 0, False  # looks since residuals last fell; whether the last look cut the step
         self._begin()
-
-    @abstractmethod
-    def _largest_step(self) -> float: ...
 
     @abstractmethod
     def _begin(self) -> None: ...
@@ -172,9 +181,6 @@ class _State(ABC):
 class _Primal(_State):
     """Descent on L or L'."""
 
-    def _largest_step(self) -> float:
-        return 1 / (self.top + float(self.model.precision.max()))
-
     def _due(self) -> tuple[float, int]:
         # Batches keep the iterates moving about the solution, as far as the step is long.
         return (0.9, 1) if self.knobs.batch_rows < self.model.features.rows else (1.0, 10)
@@ -212,10 +218,6 @@ class _Primal(_State):
 
 class _Dual(_State):
     """Descent on the dual; u and its velocity have an image Phi^T R u among the parameters that moves with them."""
-
-    def _largest_step(self) -> float:
-        share = max(self.model.features.rows / self.knobs.batch_rows, 1.0)
-        return 1 / (self.top / float(self.model.precision.min()) + share)
 
     def _due(self) -> tuple[float, int]:
         return 1.0, 10  # at the solution no batch moves it: residuals fall, if not every time

@@ -29,7 +29,7 @@ __all__ = ["Lane", "Pieces"]
 
 _ACTIVATION_BYTES = {"cpu": 2**24, "cuda": 2**30}  # that one piece of the rows may leave on its way
 # Where backpropagation is written out: the inputs are still near when the weights' gradient needs them.
-_STACK_BYTES = 2**21
+_STACK_BYTES = 2**23
 
 
 class Pieces:

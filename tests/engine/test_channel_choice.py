@@ -64,6 +64,17 @@ def test_no_space_is_emptied_and_the_generator_decides() -> None:
             start_kept(channels, density, RNG)
 
 
+def test_counts_can_be_multiples() -> None:
+    module, x = resnet18(width=32), images(8).float()
+    channels = find_channels(module, x)
+    for density in (0.05, 0.1, 0.3):
+        kept = start_kept(channels, density, torch.Generator().manual_seed(0), multiple=8)
+        assert all(len(own) % 8 == 0 for own in kept.values())
+        assert abs(kept_density(channels, kept) - density) < 0.35 * density
+    narrow_ones = start_kept(channels, 1e-6, RNG, multiple=64)
+    assert [len(own) for own in narrow_ones.values()] == [min(64, width) for width in channels.widths]
+
+
 def test_scores_are_means_over_a_channels_weights() -> None:
     module, x = NETWORKS["lenet5"]()
     channels = find_channels(module, x)
