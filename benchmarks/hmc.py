@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--peers", help="python of an environment with BlackJAX, NumPyro and Pyro")
     parser.add_argument("--case", choices=CASES, action="append", help="only this target; may be repeated")
     parser.add_argument("--chains", type=int, action="append", help="1 and 4 unless given; may be repeated")
+    parser.add_argument("--peer", choices=("blackjax", "numpyro", "pyro"), action="append", help="only this one")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processor-time", action="store_true", help="the process's own seconds, on one thread")
@@ -122,7 +123,8 @@ def main() -> None:
     for case in arguments.case or CASES:
         with tempfile.TemporaryDirectory() as folder:
             write_inputs(case, Path(folder))
-            run = Runner(case, folder, arguments.peers, threads, arguments.processor_time, arguments.limit)
+            how = threads, arguments.processor_time, arguments.limit
+            run = Runner(case, folder, arguments.peers, *how, arguments.peer or ("blackjax", "numpyro", "pyro"))
             run.compare_densities()
             for chains in arguments.chains or (1, 4):
                 table += run.compare_speed(chains, arguments.repeats)
@@ -176,10 +178,11 @@ class Runner:
     threads: int
     processor_time: bool
     limit: float
+    peers: Sequence[str]
 
     def samplers(self) -> tuple[str, ...]:
         """All there are, ours last."""
-        return ("blackjax", "numpyro", "pyro", "caveat") if self.python else ("caveat",)
+        return (*self.peers, "caveat") if self.python else ("caveat",)
 
     def job(self, sampler: str, chains: int, mode: str) -> Job:
         """A full measurement."""

@@ -47,7 +47,6 @@ class Perceptron:
     """The layers of a plain stack for several chains: their weights [chains, ...], and where gradients are added."""
 
     def __init__(self, module: nn.Module, weights: Params, gradients: Params) -> None:
-        self._chains = len(next(iter(weights.values())))
         self._layers: list[Any] = []  # an activation and its derivative, or weight, bias and their gradients
         for name, layer in module.named_children():
             if type(layer) is nn.Linear:
@@ -57,12 +56,17 @@ class Perceptron:
                 self._layers.append(_ACTIVATIONS[type(layer)])
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Rows [B, ...], then what every layer makes of them, [chains, units, B]."""
-        x = x.flatten(1).t()
-        kept = [x.expand(self._chains, *x.shape)]
+        """Rows [features, B], then what every layer makes of them, [chains, units, B]."""
+        kept = [x.flatten(1).t()]
         for layer in self._layers:
             h = kept[-1]
-            kept.append(layer[0](h) if len(layer) == 2 else torch.baddbmm(layer[1], layer[0], h))
+            if len(layer) == 2:
+                kept.append(layer[0](h))
+            elif h.ndim == 2:  # the rows themselves: one product for all chains
+                weight, bias = layer[0].flatten(0, 1), layer[1].flatten(0, 1)
+                kept.append(torch.addmm(bias, weight, h).unflatten(0, layer[0].shape[:2]))
+            else:
+                kept.append(torch.baddbmm(layer[1], layer[0], h))
         return kept
 
     def add_gradient(self, x: Tensor, ends: Ends) -> Tensor:
@@ -74,7 +78,10 @@ class Perceptron:
             if len(layer) == 2:
                 g = layer[1](g, before, kept[place + 1])
                 continue
-            layer[2].baddbmm_(g, before.transpose(1, 2))
+            if before.ndim == 2:
+                layer[2].add_((g.flatten(0, 1) @ before.t()).view(layer[2].shape))
+            else:
+                layer[2].baddbmm_(g, before.transpose(1, 2))
             layer[3].add_(g.sum(2, keepdim=True))
             if place:
                 g = layer[0].transpose(1, 2) @ g

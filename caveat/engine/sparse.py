@@ -161,14 +161,14 @@ def apply_pair(
     return _through_whole(x, mean, pattern, collect), _through_whole(x.square(), variance, pattern, None)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None) -> Grid | None:
     """For the native kernels, which are for float32 on a CPU; notes which way it goes."""
     count, outputs = len(pattern.indices), pattern.geometry.shape[0]
     given = [(t, n) for t, n in ((values, count), (variance, count), (bias, outputs)) if t is not None]
     fits = all(t.shape == (n,) and t.dtype == torch.float32 and t.device.type == "cpu" for t, n in given)
     plain = fits and x.dtype == torch.float32 and x.device.type == "cpu"
-    plain = plain and not torch._C._are_functorch_transforms_active()  # whose tensors have no address
+    # Tensors of these have no address.
+    plain = plain and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
     grid = pattern.grid(x) if plain else None
     pattern.ran = "dense" if grid is None else "sparse"
     return grid
@@ -250,7 +250,6 @@ class _Native(torch.autograd.Function):
         return dx, dw if of_mean else None, dw2 if of_variance else None, db, None, None, None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _native(
     x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None, pattern: Pattern, grid: Grid,
     collect: Collector | None,

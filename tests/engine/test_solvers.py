@@ -31,7 +31,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def small(per_parameter: bool = False) -> LinearModel:
     """Sixty rows of two outputs with correlated noise, 25 parameters."""
     features = DenseFeatures(normal(60, 2, 25) * torch.linspace(1, 0.2, 25), 16)
-    precision = normal(25, seed=2).exp() if per_parameter else torch.tensor([1.5])
+    precision = 2 * normal(25, seed=2).mul(0.5).exp() if per_parameter else torch.tensor([1.5])
     return LinearModel(features, RowNoise(normal(60, 2, 2, seed=1)), precision.double())
 
 
