@@ -4,6 +4,8 @@ A posterior over active weights (SSVI, MeanFieldVI, RigL) has a network at its m
 that compute with their active weights alone, or narrow ones, and BatchNorm folded into the layer before it.
 """
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -28,4 +30,7 @@ def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
         )
     rng = None if seed is None else torch.Generator().manual_seed(seed)
     module = network_at(posterior.state, posterior.network, rng)
-    return folded(module.eval()).module
+    found = folded(module.eval())
+    if found.reason is not None:
+        warnings.warn(f"no BatchNorm was folded into the layer before it: {found.reason}", stacklevel=2)
+    return found.module

@@ -50,9 +50,10 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 def test_importing_costs_little_more_than_torch() -> None:
-    code = "import torch, time; t = time.process_time(); import caveat; print(time.process_time() - t)"
+    clock = "time.process_time()"
+    code = f"import time; s = {clock}; import torch; t = {clock}; import caveat; print(({clock} - t) / (t - s))"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 0.3
+    assert min(float(run.stdout) for run in runs) < 0.35  # of the time that torch itself takes
 
 
 def test_extras_are_imported_only_where_they_are_used() -> None:

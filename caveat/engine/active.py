@@ -88,10 +88,11 @@ def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, e
         bias = f"{layer.name}.bias".removeprefix(".")
         return f"{what}, {share}; bias a point" if bias in network.names else f"{what}, {share}"
 
-    if extra.get("exchanges") == 0 and extra["exchanging"] and made.density < 1 and run.gradient_evaluations:
+    exchanged = extra.get("exchanged", extra.get("exchanged_channels"))
+    if exchanged == 0 and extra["exchanging"] and made.density < 1 and run.gradient_evaluations:
         run.warnings.append(
-            "nothing was exchanged, so the places are those drawn at random at the start: lower interval (steps), or "
-            "train longer; replacement=0 says that this is wanted"
+            "nothing was exchanged, so the places are those drawn at random at the start: lower interval (steps), "
+            "raise replacement, or train longer; replacement=0 says that this is wanted"
         )
     if outside := left_out(network, layout.geometries):
         run.warnings.append(
@@ -169,10 +170,21 @@ def active_outputs(
 def network_at(state: State, network: Network, rng: torch.Generator | None) -> nn.Module:
     """A module with the weights of a draw, or at their means."""
     own = own_network(state, network)
-    substitute = Substitute(own, layout_of(state, own), state["rest"])
-    substitute.use(state["active"]["mean"] if rng is None else _values(state, rng))
+    layout = layout_of(state, own)
+    values = state["active"]["mean"] if rng is None else _values(state, rng)
+    sparse = Layout(
+        {name: geometry for name, geometry in layout.geometries.items() if not layout.is_dense(name)},
+        {name: count for name, count in layout.counts.items() if not layout.is_dense(name)},
+        layout.indices,
+    )
+    parts = dict(layout.split(values))
+    whole = {weight_name(n): parts[n].view(g.shape) for n, g in layout.geometries.items() if n not in sparse.counts}
+    if not sparse.counts:
+        return own.with_fixed(state["rest"] | whole).module
+    substitute = Substitute(own, sparse, state["rest"] | whole)
+    substitute.use(torch.cat([parts[name] for name in sparse.counts]))
     for layer in substitute.layers.values():
-        layer.values = layer.values.clone()  # of its own: what is folded into new values then lets the flat ones go
+        layer.settle()
     return substitute.network.module
 
 

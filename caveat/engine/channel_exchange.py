@@ -44,6 +44,9 @@ class ChannelExchange:
     _wide: Params | None = None  # values to go on with, where an update is under way
     _new: Kept = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._fresh(0)  # what has no initial values to draw says so now
+
     def due(self, step: int) -> bool:
         """Whether channels are exchanged after this step, counted from 0."""
         progress = (step + 1) / self.steps
@@ -61,6 +64,8 @@ class ChannelExchange:
         if not any(drop.values()):
             return
         thin = self._thin(mean.detach())
+        for name, buffer in self.substitute.network.module.named_buffers():
+            thin[name] = buffer.clone()  # which the look would write into
         wide = candidates(thin, self.channels, self.kept, self._fresh(step))
         gains = growth_scores(self.channels, wide, lambda params: loss(self.network(params, x, train=True)))
         self.ranks.add([*gains.values()])
@@ -76,7 +81,8 @@ class ChannelExchange:
 
     def _fresh(self, step: int) -> Params:
         """Initial values of the wide network, wider where fewer inputs are added up."""
-        fresh = self.network.buffers() | self.network.fresh(torch.Generator().manual_seed(self.seed + step))
+        network = self.network.restricted(self.channels.extents)
+        fresh = self.network.buffers() | network.fresh(torch.Generator().manual_seed(self.seed + step))
         index = slices(self.channels, self.kept)
         for name in self.channels.weights:
             inputs = index[name][1] if len(index[name]) > 1 else None

@@ -182,7 +182,7 @@ def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collect
     tracked = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
     if x.device.type != "cpu":
         whole = pattern.whole(values)
-        if collect is not None:
+        if collect is not None and whole.requires_grad:
             whole.register_hook(collect)
         return pattern.geometry.dense(x, whole)
     if collect is None and (not tracked or torch._C._are_functorch_transforms_active()):

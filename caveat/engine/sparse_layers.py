@@ -20,6 +20,8 @@ from caveat.network import Network, Params
 
 __all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "left_out", "sparse_layers", "weight_name"]
 
+_SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
+_GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 _TINY = 1e-16  # added to a variance: the gradient of its root stays finite where all inputs are zero
 
 
@@ -45,11 +47,15 @@ class SparseLayer(nn.Module):
     bias: nn.Parameter | None
     values: Tensor  # [K], or the whole shape without a pattern
     variance: Tensor | None  # alike; None for point weights
+    indices: Tensor  # once settled
 
     def __init__(self, layer: Any, geometry: Geometry) -> None:
         super().__init__()
         self.geometry = geometry
         self.register_parameter("bias", layer.bias)
+        for name in _SHAPE + _GEOMETRY:  # a module may ask its layer for them
+            if hasattr(layer, name):
+                setattr(self, name, getattr(layer, name))
         # Of no numbers: says the device and type of a network that has no other parameter left.
         self.place = nn.Parameter(layer.weight.detach().new_empty(0), requires_grad=False)
         self.pattern: Pattern | None = None
@@ -77,13 +83,36 @@ class SparseLayer(nn.Module):
             return drawn
         return torch.addcmul(mean, (variance + _TINY).sqrt(), noise)
 
+    def settle(self) -> None:
+        """Keep the present weights and their places as buffers, which move and are saved with a module."""
+        assert self.pattern is not None
+        values, indices = self.values.detach().clone(), self.pattern.indices.clone()
+        del self.values
+        self.register_buffer("values", values)
+        self.register_buffer("indices", indices)
+        self._follow()
+
+    def _follow(self) -> None:
+        if "indices" in self._buffers:
+            self.pattern = Pattern(self.geometry, self.indices)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "SparseLayer":
+        super()._apply(fn, recurse)
+        self._follow()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._follow()
+
     @property
     def weight(self) -> Tensor:
         """The whole weight, for a module that takes it instead of calling the layer, as torch's Transformer may."""
         if self.variance is not None:
             raise ValueError(
                 "a module takes the weight of a layer instead of calling the layer, so that its outputs cannot be "
-                "drawn: predict with prediction='draws', or leave that layer out with parameters="
+                "drawn: leave that layer out with parameters=, or, where this came from a prediction, use "
+                "prediction='draws'"
             )
         return self.values if self.pattern is None else self.pattern.whole(self.values)
 

@@ -120,7 +120,8 @@ class Variational:
         extra["exchanges"] = torch.zeros(2, dtype=torch.int64)  # how many, and of how many weights
         self.variables = Variables(weights, hyper, dict(module.named_buffers()), extra, scales, std_learning_rate)
         gaussian = isinstance(task.network.prior, GaussianPrior)
-        self.precision = precisions(task.network, substitute.layout) if scales or gaussian else None
+        network = task.network.to(run.device)
+        self.precision = precisions(network, substitute.layout) if scales or gaussian else None
         self.decay = self._decay()
         steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.steps = max(1, training.epochs * steps)
@@ -227,6 +228,7 @@ class Variational:
         if self.exchange is not None and self.exchange.chosen:
             scales = {} if self.log_std is None else {"log_std": (self.log_std, self._new_log_std())}
             self.exchange.finish(self.mean, scales, moments)
+            self.variables.extra["exchanges"].copy_(torch.tensor([self.exchange.updates, self.exchange.replaced]))
             for space, own in self.exchange.kept.items():
                 self.variables.extra[f"kept.{space}"].copy_(own)
         if self.replacement is None or not self.replacement.chosen:
@@ -259,6 +261,7 @@ class Variational:
         if self.replacement is not None:
             self.replacement.updates, self.replacement.replaced = kept["exchanges"].tolist()
         if self.exchange is not None:
+            self.exchange.updates, self.exchange.replaced = kept["exchanges"].tolist()
             self.exchange.kept = {space: kept[f"kept.{space}"].clone() for space in self.exchange.kept}
         counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))
         if counts != layout.counts or not torch.equal(kept["indices"], layout.indices):
@@ -268,9 +271,10 @@ class Variational:
     def _follow_prior(self) -> None:
         """Have the precisions of the weights that there are, where they differ."""
         if self.precision is not None and self.precision.ndim:
-            self.precision = precisions(self.task.network, self.substitute.layout)
+            self.precision = precisions(self.task.network.to(self.run.device), self.substitute.layout)
 
     def _after_epoch(self, epoch: int) -> None:
+        self.substitute.collect({})
         if self.replacement is not None:
             self.replacement.forget()
         buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]

@@ -29,13 +29,13 @@ from caveat.engine.active import (
     narrow_account,
     warn_if_frozen,
 )
-from caveat.engine.channel_choice import start_kept
-from caveat.engine.channel_exchange import ChannelExchange, narrow_network, stored_slices
+from caveat.engine.channel_choice import kept_density, start_kept
+from caveat.engine.channel_exchange import ChannelExchange, narrow_network, of_slices, stored_slices
 from caveat.engine.channels import find_channels
 from caveat.engine.criteria import Criterion, keep_scores
 from caveat.engine.densities import Allocation, counts, dense_layers
 from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.narrowing import Channels, narrow_params
+from caveat.engine.narrowing import Channels, Kept, narrow_params
 from caveat.engine.replacement import Addition, Replacement, Scope
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Geometry
@@ -135,9 +135,13 @@ class SSVI:
         example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
         channels = find_channels(network.module, example)
         _check_channels(network, channels)
-        # Matrix units of a GPU work on eight channels at a time, and far slower on a number that is no multiple of it.
-        kept = start_kept(channels, self.density, run.rng, 8 if run.device.type == "cuda" else 1)
+        kept = self._first_channels(channels, run)
         narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
+        if repr(narrow.module) != repr(of_slices(network, stored_slices(channels, kept)).module):
+            raise ValueError(
+                "structure='channel' cannot narrow a normalisation without parameters or statistics of its own "
+                "(GroupNorm or InstanceNorm with affine=False): give it affine=True, or use structure='unstructured'"
+            )
         layers = sparse_layers(narrow)
         thin = narrow_params(start["params"], channels, kept)
         for name in channels.weights:  # fewer inputs are added up
@@ -166,6 +170,26 @@ class SSVI:
         found["whole"] = channels.whole
         state = trained.state(narrow) | {"slices": stored_slices(channels, exchange.kept)}
         return state, describe(task, trained, run, made, "Gaussian", found)
+
+    def _first_channels(self, channels: Channels, run: Run) -> Kept:
+        """Drawn at random; on a GPU multiples of eight, where that is near the density.
+
+        Matrix units work on eight channels at a time, and are far slower on a number that is no multiple of it.
+        """
+        state = run.rng.get_state()
+        if run.device.type == "cuda":
+            kept = start_kept(channels, self.density, run.rng, multiple=8)
+            if abs(kept_density(channels, kept) / self.density - 1) < 0.2:
+                return kept
+            run.rng.set_state(state)
+        kept = start_kept(channels, self.density, run.rng)
+        reached = kept_density(channels, kept)
+        if abs(reached / self.density - 1) > 0.2:
+            run.warnings.append(
+                f"whole channels come as near to density={self.density} as {reached:.3g}: the network is too narrow "
+                "for more"
+            )
+        return kept
 
     def _scheme(self, interval: int | None) -> Scheme:
         return Scheme(interval=interval, optimizer=self.training.optimizer)

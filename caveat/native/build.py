@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         found = ctypes.CDLL(str(built(compiler(), cache())))
-    except (BuildError, OSError) as error:
+    except (BuildError, OSError, RuntimeError) as error:  # the last: no home directory
         warnings.warn(
             f"sparse layers run through dense weights, which is slower: {error}. Install a C++ compiler (g++ or "
             "clang++, or name one in CXX), or set CAVEAT_NATIVE=0 to do without",

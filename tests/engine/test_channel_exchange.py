@@ -202,3 +202,46 @@ def test_counts_and_costs_are_those_of_the_narrow_network(fitted: caveat.Posteri
     assert found["account"]["ratio"]["inference_flops"] < 0.6
     largest = max(t.numel() for group in ("active", "rest") for t in fitted.state[group].values())
     assert largest < sum(p.numel() for p in fitted.network.module.parameters())
+
+
+def test_a_look_leaves_the_statistics_alone() -> None:
+    of, mean, _ = exchange()
+    before = {name: buffer.clone() for name, buffer in of.substitute.network.module.named_buffers()}
+    looked(of, mean)
+    for name, buffer in of.substitute.network.module.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+def test_a_norm_that_could_not_be_made_again_is_refused_before_training() -> None:
+    torch.manual_seed(0)
+    normed = nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.GroupNorm(8, 8, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)
+    )
+    task = caveat.Task(normed.double(), (X, Y), caveat.Categorical())
+    with pytest.raises(ValueError, match="cannot narrow a normalisation without parameters"):
+        caveat.fit(task, SSVI(structure="channel", density=0.3, training=Training(epochs=1)), progress=False)
+
+
+def test_a_parameter_without_initial_values_does_not_matter() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(6, dtype=torch.float64))
+            self.body = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.body(x * self.scale)
+            return out
+
+    x = torch.randn(30, 6, dtype=torch.float64)
+    method = SSVI(structure="channel", density=0.4, interval=2, training=Training(epochs=4, batch_size=10))
+    found = caveat.fit(caveat.Task(Scaled(), (x, torch.arange(30) % 3), caveat.Categorical()), method, progress=False)
+    assert found.info.diagnostics["exchanges"] > 0
+
+
+def test_too_narrow_a_network_says_which_density_it_reached() -> None:
+    x = torch.randn(30, 6, dtype=torch.float64)
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    method = SSVI(structure="channel", density=0.1, training=Training(epochs=1))
+    found = caveat.fit(caveat.Task(module, (x, torch.arange(30) % 3), caveat.Categorical()), method, progress=False)
+    assert any("come as near to density=0.1 as 0.25" in warning for warning in found.info.warnings)
