@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from caveat import SGMCMC
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
 from caveat.engine.target import Lane
+from caveat.network import Network, Params
 
 NOISE, PRECISION = 0.8, 2.0
 Carries = list[dict[str, Tensor]]
@@ -376,14 +377,21 @@ class Threads(Ranks):
 
 
 @pytest.mark.parametrize("chains", [3, 2])
-def test_two_ranks_share_rows_or_chains_and_find_the_same(chains: int) -> None:
+def test_two_ranks_share_rows_or_chains_and_find_the_same(chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
     method = SGMCMC(chains, 4, 1, 3, 0.05, preconditioner="rmsprop")
     task = classes(rows=21)  # four batches of five rows, and one of a single row: one rank has none of it
     whole, _ = method.fit(task, {}, Run())
-    meet, said = Barrier(2), ([], [])
+    meet, said, tasks = Barrier(2), ([], []), [classes(rows=21) for _ in range(2)]
+    lock, fresh = Lock(), Network.fresh
+
+    def drawn(network: Network, rng: torch.Generator) -> Params:
+        with lock:  # of the global generator, which processes would each have for themselves
+            return fresh(network, rng)
+
+    monkeypatch.setattr(Network, "fresh", drawn)
 
     def one(rank: int) -> caveat.State:
-        return method.fit(classes(rows=21), {}, Run(ranks=Threads(rank, 2, meet, said)))[0]
+        return method.fit(tasks[rank], {}, Run(ranks=Threads(rank, 2, meet, said)))[0]
 
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(one, range(2)))
