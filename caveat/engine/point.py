@@ -17,7 +17,7 @@ from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "train_point"]
+__all__ = ["Forward", "Point", "train_point", "warn_if_nothing_was_learned"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -102,13 +102,14 @@ def train_point(
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
     params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
     point = Point(params, task.fitted_hyper(network, params, task.validation), history)
-    _warn_if_nothing_was_learned(task, network, point, run)
+    warn_if_nothing_was_learned(task, network, point.params, point.hyper, run)
     return point
 
 
-def _warn_if_nothing_was_learned(task: Task, network: Network, point: Point, run: Run) -> None:
+def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hyper: Hyper, run: Run) -> None:
+    """Where a trained network is no better than one that knows the labels' frequencies only."""
     some = task.train.part(torch.linspace(0, task.n - 1, min(task.n, 2000), dtype=torch.float64).long())
-    reached = float(task.log_likelihood(network, point.params, point.hyper, some))
+    reached = float(task.log_likelihood(network, params, hyper, some))
     if reached < task.baseline:
         run.warnings.append(
             f"training ended no better than the label marginals (log likelihood {reached:.3f} a row against "

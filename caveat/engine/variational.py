@@ -19,6 +19,7 @@ from torch import Tensor
 from caveat.batches import Inputs, count_rows
 from caveat.engine.channel_exchange import ChannelExchange
 from caveat.engine.optimise import BatchPart, Moments, Variables, optimise, steps_per_epoch
+from caveat.engine.point import warn_if_nothing_was_learned
 from caveat.engine.replacement import Replacement
 from caveat.engine.run import Run
 from caveat.engine.sparse_layers import Layout, Substitute, candidates, weight_name
@@ -145,6 +146,8 @@ class Variational:
         self._take_up()
         substitute.use(self.mean.detach())
         hyper = task.fitted_hyper(substitute.network, {}, task.validation)
+        if self.training.epochs:
+            warn_if_nothing_was_learned(task, substitute.network, {}, hyper, self.run)
         std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), std, substitute.rest(), hyper, history)
 
