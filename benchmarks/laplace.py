@@ -70,7 +70,7 @@ CASES = {
     "mlp": Case(lambda: models.mlp(784, 10, hidden=(100, 100)), (784,), 2048, (4, 16, 64, 256)),
     "lenet5": Case(lambda: models.lenet5(), (1, 28, 28), 1024, (4, 16, 64, 256)),
     "resnet18 width 16": Case(lambda: models.resnet18(width=16), (3, 32, 32), 128, (1, 4, 16, 64)),
-    "resnet18 width 64": Case(lambda: models.resnet18(), (3, 32, 32), 32, (1, 4, 16)),
+    "resnet18 width 64": Case(lambda: models.resnet18(), (3, 32, 32), 128, (1, 4, 16)),
 }
 
 

@@ -13,7 +13,9 @@ from caveat import likelihoods
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info, Run
+from caveat.likelihoods import Hyper
 from caveat.methods import Method
+from caveat.network import Network, Params
 from caveat.posterior import Posterior, load
 from caveat.storage import State, describe, digest_of, stored_bytes
 from caveat.task import Task
@@ -138,16 +140,26 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
     if method.starts_from != "trained":
         return task, {"params": params, "hyper": task.hyper}
     hyper = task.fitted_hyper(network, params)
-    reached = float(task.log_likelihood(network, params, hyper))
     # A network that has learned nothing can be a little better by luck.
     margin = 0.01 * (abs(task.baseline) if network.likelihood.kind == "classification" else 1.0)
-    if reached <= task.baseline + margin:
+    limit = task.baseline + margin
+    if not _clearly_above(limit, task, network, params, hyper) and (
+        (reached := float(task.log_likelihood(network, params, hyper))) <= limit
+    ):
         raise ValueError(
             f"{type(method).__name__} starts from a trained network, but this one is no better than the label "
             f"marginals (log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, or pass "
             "start=caveat.MAP()"
         )
     return task, {"params": params, "hyper": hyper}
+
+
+def _clearly_above(limit: float, task: Task, network: Network, params: Params, hyper: Hyper, rows: int = 64) -> bool:
+    """Whether a few rows' log likelihood leaves no doubt: a pass over all of them is part of a fit's cost."""
+    few = task.train.part(torch.linspace(0, task.n - 1, min(task.n, rows), dtype=torch.float64).long())
+    outputs, targets = task.outputs(network, params, few)
+    each = network.likelihood.log_prob(outputs, targets, hyper).double().flatten()
+    return bool(each.mean() - 6 * each.std() / len(each) ** 0.5 > limit)
 
 
 def _fitted_start(task: Task, start: Method, run: Run) -> Posterior:

@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs
+from caveat.batches import Inputs, map_tensors
 from caveat.engine.cost import forward_flops
 from caveat.engine.gaussians import DOUBLE_UP_TO, Full, Rows
-from caveat.engine.jacobian import Here, Jacobian, one_hot
+from caveat.engine.jacobian import Here, Jacobian, evenly, one_hot
 from caveat.engine.layered import Diagonal, Kronecker, Layered, factors
 from caveat.engine.layers import Elementwise, Product, working_numbers
 from caveat.engine.run import Run
@@ -49,6 +49,7 @@ class Sweep:
     run: Run
     fisher: Fisher = "exact"
     bfloat16: bool = False
+    log_likelihood: float = math.nan  # of all rows, as the last pass over them found it
 
     def jacobian(self, index: Tensor | None = None) -> Jacobian:
         """The Jacobian at this point."""
@@ -217,7 +218,7 @@ class Sweep:
             for x, y in self.rows.ordered(4 * self.rows.batch_size, self.network.device):
                 found.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
                 bar.update(len(y))
-        self.run.flops += self._forward_flops(x) / len(y) * len(self.rows)
+        self.run.flops += self._forward_flops(x) * len(self.rows)
         return torch.cat(found)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -225,7 +226,8 @@ class Sweep:
         return torch.zeros(shape, dtype=dtype or like.dtype, device=self.network.device)
 
     def _forward_flops(self, x: Inputs) -> float:
-        return forward_flops(self.network, self.params, x)
+        """Of one row."""
+        return forward_flops(self.network, self.params, map_tensors(lambda t: t[:1] if t.ndim else t, x))
 
     def _sweep(
         self,
@@ -241,7 +243,8 @@ class Sweep:
         part = self.run.child(label)
         ranks = self.run.ranks
         mine = ranks.part(torch.arange(len(self.rows)))
-        order = list(torch.split(mine, size)) if len(mine) else []
+        order = list(torch.split(mine, evenly(len(mine), size))) if len(mine) else []
+        totals = totals | {"log_likelihood": self._zeros(dtype=torch.float64)}
         done = 0
         resumed = part.resume() if ranks.size == 1 else None
         if resumed is not None:
@@ -253,15 +256,18 @@ class Sweep:
             bar.update(sum(map(len, order[:done])))
             for number, (x, y) in enumerate(self.rows.on(self.run.device).batches(order[done:], self.run.device)):
                 if not flops:
-                    flops = self._forward_flops(x) / len(y)
+                    flops = self._forward_flops(x)
                 rng = torch.Generator().manual_seed(part.seed + int(order[done + number][0]))
-                add(jacobian.at(x), y, rng)
+                here = jacobian.at(x)
+                totals["log_likelihood"] += self.network.likelihood.log_prob(here.outputs, y, self.hyper).sum()
+                add(here, y, rng)
                 bar.update(len(y))
                 if ranks.size == 1 and part.checkpoint_due():
                     flush()
                     part.checkpoint({"totals": totals}, {"batches": done + number + 1})
         flush()
         ranks.add(totals.values())
+        self.log_likelihood = float(totals["log_likelihood"])
         part.gradient_evaluations += cotangents
         part.flops += flops * len(self.rows) * (1 + 2 * cotangents)
         self.run.absorb(part)

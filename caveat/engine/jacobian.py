@@ -24,9 +24,10 @@ from torch import Tensor
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
 from caveat.engine.cost import free_bytes
 from caveat.engine.layers import Axis, Chosen, Product, Tape, Use, working_numbers
+from caveat.engine.winograd import Winograd
 from caveat.network import Network, Params
 
-__all__ = ["Here", "Jacobian", "one_hot", "plain_attention"]
+__all__ = ["Here", "Jacobian", "evenly", "one_hot", "plain_attention"]
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,15 @@ class Jacobian:
                 if high > low:
                     self.pieces[name] = (slice(low, high), Chosen((index[low:high] - before).to(network.device)))
             before += size
+        self.winograd: Winograd | None = None  # none while the way is found, which is a single pass
         key = ("jacobian", *self.pieces)
         if key not in network.found:
             self.params = _nearby(params, network.names)
             network.found[key] = self._planned(_few_rows(x))
             self.params = params
         self.plan: _Plan = network.found[key]
+        fixed = Winograd((dict(network.module.named_parameters()) | params).values())
+        self.winograd = fixed if fixed.weights and not bfloat16 else None
 
     def at(self, x: Inputs) -> "Here":
         """One forward pass over these rows."""
@@ -104,8 +108,14 @@ class Jacobian:
         tape = Tape({id(self.params[name]): name for name in plan.known}, rows, None if find_axes else plan.axes)
         precision = torch.autocast(device, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         with torch.enable_grad(), precision, plain_attention():
-            with tape:
-                outputs = self.network(self.params, x)
+            try:
+                with self.winograd or contextlib.nullcontext(), tape:
+                    outputs = self.network(self.params, x)
+            except RuntimeError:  # a module that views images as they lie with channels first
+                if self.winograd is None:
+                    raise
+                self.winograd = None
+                return self._pass(x, plan, bfloat16, find_axes)
             results, points, uses = [outputs], tape.points, list(zip(tape.uses, tape.point_of, strict=True))
             if plan.general and rows:
                 copies = {n: self.params[n].expand(rows, *self.params[n].shape).clone() for n in plan.general}
@@ -179,10 +189,11 @@ class Jacobian:
 
     def _differing(self, here: "Here", v: Tensor, exact: Params, scale: float) -> set[str]:
         """Parameters whose gradient for the second row is not autograd's."""
-        found = {name: torch.zeros_like(self.params[name]) for name in self.pieces}
-        for name, rows, block in here.blocks([v]):
-            if rows.start <= 1 < rows.stop:
-                found[name] += block[1 - rows.start, 0].reshape(found[name].shape)
+        found, gradients = {name: torch.zeros_like(self.params[name]) for name in self.pieces}, here.gradients(v)
+        for use, point in here.uses:
+            g = use.arranged(gradients[point])
+            m = len(g) // use.rows
+            found[use.name] += use.dense(g, slice(m, 2 * m)).sum(0).reshape(found[use.name].shape)
         tolerance = _rounding(v)
         return {
             name
@@ -324,6 +335,11 @@ class _Copies(Use):
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         return g[part]
+
+
+def evenly(rows: int, most: int) -> int:
+    """The size of pieces that are equal and at most so large: a last piece of few rows costs as much as a whole one."""
+    return -(-rows // max(1, -(-rows // most)))
 
 
 def one_hot(outputs: Tensor) -> Iterator[Tensor]:

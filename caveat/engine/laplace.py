@@ -19,7 +19,7 @@ from caveat.engine.cost import free_bytes, refuse_if_too_large, words
 from caveat.engine.curvature import Fisher, Sweep, places
 from caveat.engine.draws import push_draws
 from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Rows
-from caveat.engine.jacobian import Jacobian, plain_attention
+from caveat.engine.jacobian import Jacobian, evenly, plain_attention
 from caveat.engine.layered import Kronecker, Layered, restored
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.tuning import Precision, Tuned, Tuner
@@ -92,7 +92,9 @@ class LaplaceMethod(ABC):
         sweep = Sweep(network, params, hyper, rows, run, self.fisher, self.arithmetic == "bfloat16")
         curvature = self._curvature(sweep, index, structure)
         prior, weights = _chosen(flat_prior(network, params), index), _chosen(_flat(network, params), index)
-        log_likelihood = float(task.log_likelihood(network, params, hyper)) * task.n
+        log_likelihood = sweep.log_likelihood
+        if skipped["rows"] or sweep.bfloat16:  # not of all rows, or too coarse
+            log_likelihood = float(task.log_likelihood(network, params, hyper)) * task.n
         tuner = Tuner(curvature, prior, weights, log_likelihood, run)
         tuned = self._tuned(tuner, task, sweep, index)
         state: State = {"params": params, "hyper": tuned.hyper or hyper, "gaussian": tuned.gaussian.tensors()}
@@ -245,7 +247,7 @@ class LaplaceMethod(ABC):
         refuse_if_too_large(f"{n} draws of {len(gaussian.prior):,} weights", 8 * numbers, network.device, advice)
         deltas = gaussian.deltas(n, rng)
         found = []
-        for piece in slices(x, gaussian.rows_at_once(jacobian)):
+        for piece in slices(x, evenly(count_rows(x), gaussian.rows_at_once(jacobian))):
             here = jacobian.at(move(piece, network.device))
             shifts = gaussian.shifts(here, deltas)
             found.append(here.outputs + shifts.reshape(n, *here.outputs.shape).to(here.outputs.dtype))
@@ -280,7 +282,8 @@ class LaplaceMethod(ABC):
             d = outputs.shape[1:].numel()
             return outputs, outputs.new_zeros((0, 0) if joint else (0, d, d))
         jacobian = self._jacobian(state, own, index, x)
-        size = count_rows(x) if joint else gaussian.rows_at_once(jacobian)
+        rows = count_rows(x)
+        size = rows if joint else evenly(rows, gaussian.rows_at_once(jacobian))
         means, covariances = [], []
         for piece in slices(x, size):
             here = jacobian.at(move(piece, network.device))

@@ -319,11 +319,9 @@ class Window:
     def gather(self, x: Tensor, channel: Tensor, offset: Tensor) -> Tensor:
         """Rows of the patches, [N, s, T]."""
         order = offset.argsort(stable=True)
-        counts = torch.bincount(offset, minlength=self.size).tolist()
-        pieces = [
-            view[:, channels].flatten(2)
-            for view, channels in zip(self._views(x), channel[order].split(counts), strict=True)
-        ]
+        ends = torch.bincount(offset, minlength=self.size).cumsum(0).tolist()
+        views = self._views(x[:, channel[order]])  # of what is wanted alone: there may be few among many channels
+        pieces = [view[:, start:end].flatten(2) for view, start, end in zip(views, [0, *ends], ends, strict=False)]
         return torch.cat(pieces, 1)[:, order.argsort()]
 
 
@@ -400,7 +398,7 @@ class Tape(TorchFunctionMode):
 
     def record(self, output: Tensor, uses: Iterable[Use]) -> Tensor:
         """The output with a point added to it."""
-        point = torch.zeros_like(output, requires_grad=True)
+        point = output.new_zeros(()).expand(output.shape).requires_grad_()  # takes no memory
         self.points.append(point)
         for use in uses:
             self.uses.append(use)

@@ -1,4 +1,4 @@
-"""Compiles `sparse.cpp` on first use, into the user's cache, and loads it.
+"""Compiles the kernels on first use, into the user's cache, and loads them.
 
 The file's name holds what its code depends on (source, compiler, flags, processor), so a change of any makes another
 file and none is ever out of date. CAVEAT_NATIVE=0 leaves the kernels out.
@@ -18,11 +18,16 @@ from caveat.files import whole_file
 
 __all__ = ["library"]
 
-SOURCE = Path(__file__).with_name("sparse.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("sparse.cpp", "winograd.cpp"))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-std=c++17")
 # With threads, which torch's own OpenMP then serves, where the compiler can; else without.
 CHOICES = ((*FLAGS, "-fopenmp"), FLAGS)
-POINTERS = {"caveat_forward": 9, "caveat_backward": 14}  # each followed by the number of threads
+POINTERS = {
+    "caveat_forward": 9,
+    "caveat_backward": 14,
+    "caveat_winograd_weights": 3,
+    "caveat_winograd": 6,
+}  # each followed by the number of threads
 
 
 class BuildError(Exception):
@@ -38,8 +43,8 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(built(compiler(), cache())))
     except (BuildError, OSError, RuntimeError) as error:  # the last: no home directory
         warnings.warn(
-            f"sparse layers run through dense weights, which is slower: {error}. Install a C++ compiler (g++ or "
-            "clang++, or name one in CXX), or set CAVEAT_NATIVE=0 to do without",
+            f"sparse layers run through dense weights and convolutions by direct sums, which is slower: {error}. "
+            "Install a C++ compiler (g++ or clang++, or name one in CXX), or set CAVEAT_NATIVE=0 to do without",
             stacklevel=2,
         )
         return None
@@ -67,16 +72,16 @@ def compiler() -> str:
 def built(command: str, folder: Path) -> Path:
     """The compiled kernels, made now if they are not there; two that make them at once do not disturb each other."""
     version = output(command, "--version").stdout
-    marks = [SOURCE.read_text(), command, version, processor(), repr(CHOICES)]
+    marks = [*(source.read_text() for source in SOURCES), command, version, processor(), repr(CHOICES)]
     path = folder / f"native-{hashlib.sha256(chr(0).join(marks).encode()).hexdigest()[:16]}.so"
     if path.exists():
         return path
     for flags in CHOICES:
         try:
             with whole_file(path) as temporary:
-                done = output(command, *flags, str(SOURCE), "-o", str(temporary))
+                done = output(command, *flags, *map(str, SOURCES), "-o", str(temporary))
                 if done.returncode:
-                    raise BuildError(f"{command} failed on {SOURCE.name}: {done.stderr.strip()[-500:]}")
+                    raise BuildError(f"{command} failed: {done.stderr.strip()[-500:]}")
             return path
         except BuildError as error:
             failure = error
