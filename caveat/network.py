@@ -6,10 +6,11 @@ draw, under `hyper/` (the noise of an ensemble's member). Everything else (froze
 was in the copy of the module that the network keeps. The user's own module is never touched.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -121,23 +122,32 @@ class Network:
 
     def fresh(self, rng: torch.Generator) -> Params:
         """New initial values of the selected parameters and of their layers' buffers, drawn as the layers draw them."""
-        module = _copied(self.module)
-        with seeded(int(torch.randint(2**62, (), generator=rng)), self.device), torch.no_grad():
-            (self.initialise or _reset)(module)
+        if "copy" not in self.found:  # kept without values: copying the modules again takes longer than drawing
+            self.found["copy"] = _copied(self.module)
+        module: nn.Module = self.found["copy"]
+        with _values_of(self.module, module), seeded(int(torch.randint(2**62, (), generator=rng)), self.device):
+            with torch.no_grad():
+                (self.initialise or _reset)(module)
+            return self._drawn(module)
+
+    def _drawn(self, module: nn.Module) -> Params:
+        """What was drawn anew, of a copy of the module."""
         before, now = dict(self.module.named_parameters()), dict(module.named_parameters())
-        kept = [n for n in self.names if now[n].numel() > 1 and torch.equal(now[n], before[n]) and now[n].std() > 0]
+        several = [name for name in self.names if now[name].numel() > 1]
+        same = torch.stack([(now[n] == before[n]).all() & (now[n].std() > 0) for n in several]) if several else ()
+        kept = [name for name, is_same in zip(several, same, strict=True) if is_same]
         if kept:
             raise ValueError(
                 f"no fresh values could be drawn for {', '.join(kept[:3])}: no layer's reset_parameters() reaches it; "
                 "pass initialise=function that draws new weights in place on a module"
             )
-        values = {name: now[name].detach().clone() for name in self.names}
+        values = {name: now[name].detach() for name in self.names}
         # A frozen layer keeps its statistics with its weights.
         fixed_layers = {_layer(name) for name in before} - {_layer(name) for name in self.names}
         for name, buffer in self.module.named_buffers():
             drawn = module.get_buffer(name)
             if _layer(name) not in fixed_layers and not torch.equal(drawn, buffer):
-                values[name] = drawn.detach().clone()
+                values[name] = drawn.detach()
         return values
 
     @property
@@ -274,6 +284,20 @@ def _private_copy(module: nn.Module) -> nn.Module:
     if not any(p.is_floating_point() for p in private.parameters()):
         raise ValueError("the module has no floating-point parameters, so there is nothing to infer")
     return private
+
+
+@contextlib.contextmanager
+def _values_of(source: nn.Module, copied: nn.Module) -> Iterator[None]:
+    """Give a copy of a module the values of the first, and take them away again: nobody else has them then."""
+    of = (*source.parameters(), *source.buffers())
+    own = (*copied.parameters(), *copied.buffers())
+    try:
+        for t, value in zip(own, of, strict=True):
+            t.data = value.detach().clone()
+        yield
+    finally:
+        for t in own:
+            t.data = t.data.new_empty(0)
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -60,6 +60,17 @@ def test_fast_training_gives_about_the_same(compiled: bool) -> None:
     torch.testing.assert_close(other.predict(x).probs, plain.predict(x).probs, atol=0.05, rtol=0)
 
 
+def test_compiled_variational_training_is_a_graph_that_goes_on_learning() -> None:
+    problem = task()
+    fast = Training(epochs=30, batch_size=51, precision="bfloat16", channels_last=True, compile=True)
+    for structure in ("unstructured", "channel"):
+        method = caveat.SSVI(density=0.4, structure=structure, interval=10, training=fast)
+        posterior = caveat.fit(problem, method, device="cuda", progress=False)
+        assert posterior.info.diagnostics["exchanges"] > 5
+        scores = caveat.evaluate(posterior, {"clean": problem.train.everything()}, progress=False)
+        assert scores["clean"]["accuracy"].mean > 0.6
+
+
 def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from caveat.engine import optimise, run
 

@@ -123,7 +123,7 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
         params: of the narrow network, with or without its buffers
         fresh: wide values of the same names, such as initial ones
     """
-    index, wide = slices(channels, kept), {}
+    index, wide = slices(channels, kept, next((value.device for value in params.values()), "cpu")), {}
     for name, value in params.items():
         layout = channels.extents.get(name)
         if layout is not None:

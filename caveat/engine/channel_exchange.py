@@ -100,13 +100,17 @@ class ChannelExchange:
         old, new = slices(self.channels, self.kept), slices(self.channels, self._new)
         thin, layout = self._thin(mean), self.substitute.layout
         # What has moved since the look stays: the wide values are those of before the step.
-        wide = {n: scatter(v, old[n], self._wide[n]) if n in old else self._wide[n] for n, v in thin.items()}
+        here = slices(self.channels, self.kept, mean.device)
+        wide = {n: scatter(v, here[n], self._wide[n]) if n in here else self._wide[n] for n, v in thin.items()}
         values = narrow_params(wide, self.channels, self._new)
         with torch.no_grad():
-            for flat, fills in [(m, None) for t in (mean, *(s for s, _ in scales.values())) for m in moments(t)] + [
-                *scales.values()
-            ]:
-                flat.copy_(_carried(layout, flat, old, new, fills))
+            before = _places(layout, old, new, mean.device)
+            counts = torch.tensor([*layout.counts.values()], device=mean.device)
+            nothing = mean.new_zeros(len(counts))
+            kept = [(m, nothing) for t in (mean, *(s for s, _ in scales.values())) for m in moments(t)]
+            for flat, fills in (*kept, *scales.values()):
+                fill = fills.repeat_interleave(counts, output_size=layout.size).to(flat)
+                flat.copy_(torch.where(before < 0, fill, flat[before.clamp(min=0)]))
             mean.copy_(layout.gathered({name: values[f"{name}.weight"] for name in layout.counts}))
             module = self.substitute.network.module
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -119,17 +123,14 @@ class ChannelExchange:
         self.kept, self._wide, self._new = self._new, None, {}
 
 
-def _carried(
-    layout: Layout, flat: Tensor, old: dict[str, Index], new: dict[str, Index], fills: Tensor | None
-) -> Tensor:
-    """A flat tensor for a new choice of channels, with a fill a layer (or 0) where a weight is new."""
+def _places(layout: Layout, old: dict[str, Index], new: dict[str, Index], device: torch.device) -> Tensor:
+    """Where in a flat tensor each weight of a new choice of channels was before, [size]; -1 for those that are new."""
     parts = []
-    for place, (name, part) in enumerate(layout.split(flat)):
+    for name, part in layout.split(torch.arange(layout.size, device=device)):
         index = f"{name}.weight"
         if index in old:
             value = part.view(layout.geometries[name].shape)
-            fresh = torch.zeros_like(value) if fills is None else torch.ones_like(value) * fills[place]
-            part = carry(value, old[index], new[index], fresh).flatten()
+            part = carry(value, old[index], new[index], torch.full_like(value, -1)).flatten()
         parts.append(part)
     return torch.cat(parts)
 

@@ -86,7 +86,7 @@ def rows(axis: Axis, kept: Kept) -> Tensor:
     return torch.cat(found)
 
 
-def slices(channels: Channels, kept: Kept) -> dict[str, Index]:
+def slices(channels: Channels, kept: Kept, device: torch.device | str = "cpu") -> dict[str, Index]:
     """For each parameter and buffer that becomes smaller, the entries along each axis that stay."""
     if set(kept) != set(range(len(channels.widths))):
         raise ValueError(f"kept has spaces {sorted(kept)}, the network has {list(range(len(channels.widths)))}")
@@ -96,10 +96,9 @@ def slices(channels: Channels, kept: Kept) -> dict[str, Index]:
             raise ValueError(
                 f"kept[{space}]={own.tolist()} must be at least one channel, in rising order, each below {width}"
             )
-    return {
-        name: tuple(rows(axis, kept) if axis else None for axis in layout.axes)
-        for name, layout in channels.extents.items()
-    }
+    axes = {axis for layout in channels.extents.values() for axis in layout.axes if axis}
+    entries = {axis: rows(axis, kept).to(device) for axis in axes}  # many tensors share one
+    return {name: tuple(entries.get(axis) for axis in layout.axes) for name, layout in channels.extents.items()}
 
 
 def gather(values: Tensor, index: Index) -> Tensor:
@@ -131,7 +130,7 @@ def carry(values: Tensor, old: Index, new: Index, fresh: Tensor) -> Tensor:
 
 def narrow_params(params: Params, channels: Channels, kept: Kept) -> Params:
     """Values for the narrow network, of those for the wide one; what has no channels to lose is passed on."""
-    index = slices(channels, kept)
+    index = slices(channels, kept, next((value.device for value in params.values()), "cpu"))
     return {name: gather(value, index[name]) if name in index else value for name, value in params.items()}
 
 

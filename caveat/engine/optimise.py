@@ -323,7 +323,7 @@ def _optimizers(
     optimizers = [_optimizer(variables, training, decay, run)]
     if variables.scales:
         scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
-        optimizers.append(torch.optim.Adam(scales, variables.scale_rate))
+        optimizers.append(torch.optim.Adam(scales, variables.scale_rate, fused=_fused(run)))
     return optimizers
 
 
@@ -339,13 +339,19 @@ def _optimizer(
     if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
         groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
     if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=training.momentum > 0)
+        nesterov = training.momentum > 0
+        return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))
     if training.optimizer == "adam":
-        return torch.optim.Adam(groups, rate)
+        return torch.optim.Adam(groups, rate, fused=_fused(run))
     if decay is None:
         raise ValueError("optimizer='adamw' needs a Gaussian prior of one precision a tensor: use 'adam' or 'sgd'")
     run.warnings.append("adamw: the prior acts as decoupled weight decay, so the result is not the MAP")
-    return torch.optim.AdamW(groups, rate)
+    return torch.optim.AdamW(groups, rate, fused=_fused(run))
+
+
+def _fused(run: Run) -> bool | None:
+    """One kernel for all of a step's tensors on a GPU; torch's choice elsewhere."""
+    return True if run.device.type == "cuda" else None
 
 
 def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:

@@ -158,7 +158,7 @@ def apply_pair(
     if (grid := _grid(pattern, x, mean, variance, None)) is not None:
         pair: tuple[Tensor, Tensor] = _native(x, mean, variance, None, pattern, grid, collect)
         return pair
-    return _through_whole(x, mean, pattern, collect), _through_whole(x.square(), variance, pattern, None)
+    return _through_whole(x, mean, pattern, collect), _through_whole(x * x, variance, pattern, None)
 
 
 def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None) -> Grid | None:

@@ -107,7 +107,9 @@ class Variational:
         self.new_std: float | None = None  # of added weights; None takes the mean of their layer's
         self.at_the_mean = False  # whether gradients of weights that are not there are taken without noise
         self.step, self.begun = 0, False
-        self._fast_pass = torch.compile(self._plain_pass) if training.compile else self._plain_pass
+        # On a GPU as a CUDA graph: a narrow network's kernels are done sooner than they can be launched one by one.
+        mode = "reduce-overhead" if run.device.type == "cuda" else None
+        self._fast_pass = torch.compile(self._plain_pass, mode=mode) if training.compile else self._plain_pass
         module = substitute.network.module
         own = dict(module.named_parameters())
         weights = {"active.mean": self.mean} | {n: own[n].requires_grad_() for n in substitute.network.names}

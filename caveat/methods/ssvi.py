@@ -172,13 +172,13 @@ class SSVI:
         return state, describe(task, trained, run, made, "Gaussian", found)
 
     def _first_channels(self, channels: Channels, run: Run) -> Kept:
-        """Drawn at random; on a GPU multiples of eight, where that is near the density.
+        """Drawn at random; on a GPU multiples of sixteen, where that is near the density.
 
-        Matrix units work on eight channels at a time, and are far slower on a number that is no multiple of it.
+        Matrix units work on sixteen channels at a time, and are far slower on a number that is no multiple of eight.
         """
         state = run.rng.get_state()
         if run.device.type == "cuda":
-            kept = start_kept(channels, self.density, run.rng, multiple=8)
+            kept = start_kept(channels, self.density, run.rng, multiple=16)
             if abs(kept_density(channels, kept) / self.density - 1) < 0.2:
                 return kept
             run.rng.set_state(state)

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=5e-4)
     parser.add_argument("--interval", type=int, default=100, help="steps between exchanges of weights")
     parser.add_argument("--rows", type=int, default=10**9, help="at most so many training rows")
+    parser.add_argument("--validation", type=int, default=0, help="score on so many held out training rows instead")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -55,6 +56,10 @@ def main() -> None:
     a = parser.parse_args()
     rows = data.load(a.data, a.data_dir)
     x, y = (t[: a.rows] for t in rows.train.tensors)
+    scored = rows.test
+    if a.validation:
+        scored = TensorDataset(x[-a.validation :], y[-a.validation :])
+        x, y = x[: -a.validation], y[: -a.validation]
     torch.manual_seed(a.seed)
     module = models.resnet18(x.shape[1], int(y.max()) + 1, a.width)
     std = (a.kl_weight / (len(x) * a.decay)) ** 0.5
@@ -81,7 +86,7 @@ def main() -> None:
     begin = time.monotonic()
     posterior = caveat.fit(task, method, seed=a.seed, device=a.device, folder=a.folder, progress=False)
     taken = time.monotonic() - begin
-    scores = caveat.evaluate(posterior, {"test": rows.test}, progress=False)["test"]
+    scores = caveat.evaluate(posterior, {"scored": scored}, progress=False)["scored"]
     info, found = posterior.info, posterior.info.diagnostics
     line: dict[str, Any] = {"data": a.data, "method": a.method, "density": round(found["density"], 5), "seed": a.seed}
     line |= {"epochs": a.epochs, "accuracy": scores["accuracy"].mean, "nll": scores["nll"].mean}
@@ -90,7 +95,7 @@ def main() -> None:
     line |= {"training_pflop": info.flops / 1e15, "stored_mb": info.stored_bytes / 2**20, "seconds": round(taken, 1)}
     line |= {"peak_gb": info.peak_bytes / 2**30}
     line["knobs"] = f"width {a.width} batch {a.batch_size} rate {a.learning_rate} kl {a.kl_weight}"
-    line["knobs"] += f" std {a.initial_std} prior {std:.3g}"
+    line["knobs"] += f" std {a.initial_std} prior {std:.3g}" + f" validation {a.validation}" * (a.validation > 0)
     new = not a.csv.exists()
     with a.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)

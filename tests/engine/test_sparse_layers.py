@@ -10,7 +10,16 @@ from torch import Tensor, nn
 import caveat
 from caveat import Network
 from caveat.engine.sparse import Geometry, Pattern
-from caveat.engine.sparse_layers import _TINY, Layout, SparseLayer, Substitute, _Draw, left_out, sparse_layers
+from caveat.engine.sparse_layers import (
+    _TINY,
+    Layout,
+    SparseLayer,
+    Substitute,
+    _Draw,
+    dense_pair,
+    left_out,
+    sparse_layers,
+)
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 5), (6,)),
@@ -302,3 +311,25 @@ def test_a_draw_has_the_gradients_of_its_formula() -> None:
     at_zero = torch.zeros(3, 4, requires_grad=True)
     (found,) = torch.autograd.grad(_Draw.apply(mean.float(), at_zero, noise.float()).sum(), at_zero)
     assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind.startswith("conv2d")])
+def test_narrow_convolutions_are_taken_together(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[kind]
+    plain = make().double()
+    geometry = Geometry.of(plain)
+    assert geometry is not None
+    mean, variance = torch.randn(geometry.shape).double(), torch.rand(geometry.shape).double()
+    bias = None if plain.bias is None else torch.randn(geometry.shape[0]).double()
+    x = torch.randn(3, *shape).double()
+    given = [t.requires_grad_() for t in (x, mean, variance, bias) if t is not None]
+    calls, dense = [], Geometry.dense
+    monkeypatch.setattr(Geometry, "dense", lambda *a: (calls.append(1), dense(*a))[1])
+    found = []
+    for narrow in (0, 4):
+        pair = dense_pair(geometry, x, mean, variance, bias, narrow)
+        gradients = torch.autograd.grad((pair[0].sin() + pair[1].cos()).sum(), given)
+        found.append([*pair, *gradients])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    assert len(calls) == (4 if geometry.groups > 1 else 3)
