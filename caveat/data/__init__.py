@@ -3,8 +3,25 @@
 from caveat.data.augment import crop_and_flip
 from caveat.data.dataset import DataSet, prepare
 from caveat.data.download import download
-from caveat.data.ood import out_of_distribution
+from caveat.data.ood import out_of_distribution, outside_pairs
 from caveat.data.sets import load, names
-from caveat.data.shifts import rotate
+from caveat.data.shifts import CORRUPTIONS, SHIFTS, Shift, gap_mask, gap_split, rotate, shift, shifted
 
-__all__ = ["DataSet", "crop_and_flip", "download", "load", "names", "out_of_distribution", "prepare", "rotate"]
+__all__ = [
+    "CORRUPTIONS",
+    "SHIFTS",
+    "DataSet",
+    "Shift",
+    "crop_and_flip",
+    "download",
+    "gap_mask",
+    "gap_split",
+    "load",
+    "names",
+    "out_of_distribution",
+    "outside_pairs",
+    "prepare",
+    "rotate",
+    "shift",
+    "shifted",
+]

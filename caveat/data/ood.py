@@ -6,6 +6,7 @@ x -> (x - mean) / std. They come without targets: the classes of the data set do
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -20,6 +21,15 @@ PHOTOGRAPH_HEIGHTS = (2, 4, 8)  # a photograph is shrunk to these multiples of t
 LUMINANCE = (0.299, 0.587, 0.114)
 MADE_FOR_TABLES = ("permuted", "noise")
 MADE_FOR_IMAGES = ("photographs", "permuted", "constant", "noise")
+OTHER_IMAGES = ("digits", *IMAGE_SETS)
+PARTNERS = {  # what a set is usually told apart from
+    "digits": ("mnist", "fashion_mnist"),
+    "mnist": ("fashion_mnist", "digits"),
+    "fashion_mnist": ("mnist", "digits"),
+    "cifar10": ("cifar100", "svhn"),
+    "cifar100": ("cifar10", "svhn"),
+    "svhn": ("cifar10", "cifar100"),
+}
 
 
 def out_of_distribution(
@@ -29,8 +39,8 @@ def out_of_distribution(
 
     For images: `photographs` (patches of scikit-learn's two sample photographs), `permuted` (the test images, pixels
     shuffled by one permutation), `constant` (one colour an image), `noise` (uniform), or another image set by name
-    (its test images). For tables: `permuted` (each column of the test rows shuffled on its own) and `noise` (uniform
-    over the range of each training column).
+    (its test images; all of `digits`). For tables: `permuted` (each column of the test rows shuffled on its own) and
+    `noise` (uniform over the range of each training column).
 
     Args:
         name: which set.
@@ -41,7 +51,8 @@ def out_of_distribution(
     """
     test = like.test.tensors[0]
     is_image = test.ndim == 4
-    known = (*MADE_FOR_IMAGES, *(other for other in IMAGE_SETS if other != like.name)) if is_image else MADE_FOR_TABLES
+    others = (other for other in OTHER_IMAGES if other != like.name)
+    known = (*MADE_FOR_IMAGES, *others) if is_image else MADE_FOR_TABLES
     if name not in known:
         raise ValueError(f"{name!r} is no out-of-distribution set for {like.name}; these are: {', '.join(known)}")
     generator = torch.Generator().manual_seed(seed)
@@ -60,10 +71,32 @@ def out_of_distribution(
         images = torch.rand(count, channels, height, width, generator=generator)
     elif name == "constant":
         images = torch.rand(count, channels, 1, 1, generator=generator).expand(-1, -1, height, width)
+    elif name == "digits":
+        pixels = import_extra("sklearn.datasets").load_digits().images / 16  # [N, 8, 8]
+        images = _choose(torch.from_numpy(pixels).float().unsqueeze(1), n, name, generator)
     else:
         pair, _ = read_part(name, "test", data_dir)
         images = _choose(torch.from_numpy(pair.x.copy()), n, name, generator) / 255
     return TensorDataset(_fit(images, like))
+
+
+def outside_pairs(
+    like: DataSet, data_dir: str | Path | None = None, seed: int = 0, n: int | None = None
+) -> dict[str, TensorDataset]:
+    """What a data set is usually told apart from, by name: its partners that are on disk, permuted and constant inputs.
+
+    Digits and MNIST go with each other and with Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN with one another; every
+    set goes with its own inputs permuted, images also with constant ones, tables with noise. The arguments are those
+    of `out_of_distribution`; of a partner with fewer than `n` rows all are taken.
+    """
+    is_image = like.test.tensors[0].ndim == 4
+    found = {}
+    for name in (*PARTNERS.get(like.name, ()), "permuted", "constant" if is_image else "noise"):
+        with contextlib.suppress(FileNotFoundError):
+            whole = out_of_distribution(name, like, data_dir, seed)
+            few = n is not None and n < len(whole)
+            found[name] = out_of_distribution(name, like, data_dir, seed, n) if few else whole
+    return found
 
 
 def _fit(images: Tensor, like: DataSet) -> Tensor:

@@ -76,15 +76,12 @@ def make_task(name: str, split: str, validation: str) -> tuple[caveat.Task, Tens
     train, test = rows(name, split)
     x, _ = train.tensors
     number = int(split.split()[1])
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 + number))
-    held_out = torch.zeros(len(x), dtype=torch.bool)
-    count = round(SHARE * len(x))
     if validation == "gap":  # the middle of the training rows along the next feature
-        ranks = x[:, (number + 1) % x.shape[1]][order].argsort(stable=True)
-        start = (len(x) - count) // 2
-        held_out[order[ranks[start : start + count]]] = True
+        held_out = data.gap_mask(x[:, (number + 1) % x.shape[1]], SHARE, seed=1000 + number)
     else:
-        held_out[order[:count]] = True
+        held_out = torch.zeros(len(x), dtype=torch.bool)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 + number))
+        held_out[order[: round(SHARE * len(x))]] = True
     torch.manual_seed(number)
     network = models.mlp(x.shape[1], 1, hidden=(50, 50), activation=nn.ReLU)
     parts = [TensorDataset(*(tensor[mask] for tensor in train.tensors)) for mask in (~held_out, held_out)]

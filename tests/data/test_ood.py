@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from caveat.data import load, out_of_distribution
+from caveat.data import load, out_of_distribution, outside_pairs
 from caveat.data.dataset import Arrays, assemble
 
 
@@ -148,6 +148,23 @@ def test_image_sets_are_no_match_for_tables():
         ValueError, match="'photographs' is no out-of-distribution set for diabetes; these are: permuted, noise"
     ):
         out_of_distribution("photographs", load("diabetes"))
+
+
+def test_digits_are_outside_of_other_images():
+    like = image_set(1, 28, 28, name="mnist")
+    (x,) = out_of_distribution("digits", like, n=30).tensors
+    assert x.shape == (30, 1, 28, 28)
+    assert to_pixels(x, like).amax() > 0.9
+
+
+def test_pairs_are_those_on_disk_and_those_that_are_made(tmp_path):
+    save_mnist(tmp_path)
+    like = image_set(1, 28, 28, name="fashion_mnist")
+    found = outside_pairs(like, tmp_path, n=12)
+    assert list(found) == ["mnist", "digits", "permuted", "constant"]
+    assert [len(rows) for rows in found.values()] == [10, 12, 12, 12]
+    assert list(outside_pairs(image_set(3, name="svhn"), tmp_path)) == ["permuted", "constant"]
+    assert list(outside_pairs(load("diabetes"))) == ["permuted", "noise"]
 
 
 def test_real_pairs(need):

@@ -16,7 +16,15 @@ def test_the_public_names():
         "load",
         "names",
         "out_of_distribution",
+        "outside_pairs",
         "rotate",
+        "shift",
+        "shifted",
+        "Shift",
+        "SHIFTS",
+        "CORRUPTIONS",
+        "gap_mask",
+        "gap_split",
     }
     assert callable(caveat.data.download)
 

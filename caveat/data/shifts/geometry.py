@@ -1,7 +1,8 @@
-"""Shifts of the inputs: the same images, turned.
+"""Geometry: the same images, turned or moved.
 
 An output pixel at q (pixel coordinates about the centre, y downwards) takes the value at R q of the input, where R is
-the rotation by the given angle; values between pixels are bilinear, those outside the image are `fill`.
+the rotation by the given angle, or at q - t for a translation by t; values between pixels are bilinear, those outside
+the image are `fill`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from caveat.data.shifts.draws import Draws
+from caveat.data.shifts.operators import warp
+
+__all__ = ["rotate", "rotation", "translation"]
 
 
 def rotate(images: Tensor, degrees: float, fill: float | Sequence[float] = 0.0) -> Tensor:
@@ -36,3 +42,17 @@ def rotate(images: Tensor, degrees: float, fill: float | Sequence[float] = 0.0) 
     background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(1, -1, 1, 1)
     turned = F.grid_sample(images - background, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return turned + background
+
+
+def rotation(x: Tensor, degrees: float, draws: Draws) -> Tensor:
+    """Turned counter-clockwise; what comes into view is black."""
+    return rotate(x, degrees)
+
+
+def translation(x: Tensor, share: float, draws: Draws) -> Tensor:
+    """Moved by a share of the shorter side, in a direction of each image's own; what comes into view is black."""
+    height, width = x.shape[2:]
+    angle = 2 * math.pi * draws.uniform(1, 1)  # [N, 1, 1]
+    distance = share * min(height, width)
+    rows, columns = torch.meshgrid(torch.arange(height).float(), torch.arange(width).float(), indexing="ij")
+    return warp(x, rows - distance * angle.sin(), columns - distance * angle.cos(), "black")
