@@ -18,7 +18,7 @@ from torch import Tensor
 from caveat.engine.features import DenseFeatures, Features, RowNoise, Scaled
 from caveat.engine.linear_model import Draws, LinearModel, log_determinant, misfit, regression_system
 from caveat.engine.linear_model import g_prior as scaled_by_curvature
-from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, posterior
+from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, posterior, together
 from caveat.engine.mackay import tune as find_precisions
 from caveat.engine.solvers import ConjugateGradients, Report, Solver
 from caveat.predictive import GaussianPredictive
@@ -136,19 +136,19 @@ class BayesianLinearModel:
         unit = torch.ones(1, dtype=self.features.dtype, device=self.features.device)
         model = LinearModel(self.features, RowNoise(self._factors), unit)
         model = scaled_by_curvature(model) if self.g_prior else model
-        right = regression_system(model, self.targets)
+        solve = together(regression_system(model, self.targets))
         prepared = self.solver.prepare(model, seed)
         hyper, tuned, start = Hyperparameters(self._prior, self._noise**-2, self.groups), None, None
         draws = Draws(model, samples, seed)
         if tune:
             few = Draws(model, min(samples, self.tuning.samples), seed)
             error = (lambda mean: misfit(model, self.targets, mean)) if self.learns_noise else None
-            tuned = find_precisions(model, hyper, prepared, few, lambda *_: right, self.tuning, error)
+            tuned = find_precisions(model, hyper, prepared, few, solve, self.tuning, error)
             hyper = tuned.hyper
             # The samples of the tuning are the first of all; the others start from the prior's draws.
             others = draws.system(hyper.model(model)).prior[len(tuned.samples) :]
             start = torch.cat([tuned.samples, others, tuned.mean.unsqueeze(0)])
-        found = posterior(model, hyper, prepared, draws, lambda *_: right, start)
+        found = posterior(model, hyper, prepared, draws, solve, start)
         return self._result(model, found, tuned, prepared.preparation)
 
     def _result(self, model: LinearModel, found: Tuned, tuned: Tuned | None, preparation: float) -> LinearPosterior:
@@ -163,7 +163,7 @@ class BayesianLinearModel:
             prior_precision=hyper.prior,
             effective_dimension=float(found.effective_dimension.sum()),
             products=preparation + found.vectors + (0.0 if tuned is None else tuned.vectors),
-            report=found.solution.report,
+            report=found.report,
             history=[] if tuned is None else tuned.history,
             warnings=said,
             evidence=lambda: self._log_evidence(hyper.model(model), hyper.noise, found.mean),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -163,8 +163,11 @@ class Posterior:
         return Path(folder)
 
     def to(self, device: torch.device | str) -> "Posterior":
-        """This posterior on a device."""
-        state = {group: {name: t.to(device) for name, t in tensors.items()} for group, tensors in self.state.items()}
+        """This posterior on a device; samples that are read a few at a time stay where they are."""
+        state = {
+            group: tensors if group == "samples" else {name: t.to(device) for name, t in tensors.items()}
+            for group, tensors in self.state.items()
+        }
         return dataclasses.replace(self, state=state, network=self.network.to(device))
 
 
@@ -219,5 +222,6 @@ def _shapes_in_errors(x: Inputs) -> Iterator[None]:
 def _known_classes() -> list[type]:
     """What a saved description may name: likelihoods, priors, methods, and the dataclasses among their knobs."""
     named: list[type] = [getattr(module, name) for module in (likelihoods, priors) for name in module.__all__]
-    knobs: list[type] = [hint for method in discover().values() for hint in get_type_hints(method).values()]
+    hints = [hint for method in discover().values() for hint in get_type_hints(method).values()]
+    knobs: list[type] = [option for hint in hints for option in (hint, *get_args(hint))]
     return [cls for cls in (*named, *discover().values(), *knobs) if dataclasses.is_dataclass(cls)]

@@ -76,7 +76,10 @@ class Noise(Protocol):
         """Columns of a factor, r."""
 
     def factor(self, block: Block) -> Tensor:
-        """R of each row, [B, m, r]; or [B, m], the diagonal of a diagonal one."""
+        """R of each row, [B, m, r], or [B, m], the diagonal of a diagonal one.
+
+        Outputs in positions that know nothing of each other have [B, p, c, q, t] with m = p c t and r = p q t.
+        """
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,17 @@ class RowNoise:
 
 def times(factor: Tensor, e: Tensor) -> Tensor:
     """R e for each row, [K, B, r] -> [K, B, m]."""
+    if factor.ndim == 5:
+        _, p, _, q, t = factor.shape
+        return torch.einsum("bpcqt,kbpqt->kbpct", factor, e.unflatten(2, (p, q, t))).flatten(2)
     return factor * e if factor.ndim == 2 else torch.einsum("bmr,kbr->kbm", factor, e)
 
 
 def times_transposed(factor: Tensor, v: Tensor) -> Tensor:
     """R^T v for each row, [K, B, m] -> [K, B, r]."""
+    if factor.ndim == 5:
+        _, p, c, _, t = factor.shape
+        return torch.einsum("bpcqt,kbpct->kbpqt", factor, v.unflatten(2, (p, c, t))).flatten(2)
     return factor * v if factor.ndim == 2 else torch.einsum("bmr,kbm->kbr", factor, v)
 
 

@@ -11,18 +11,20 @@ The fixed point is sought in logarithms, with a secant in each coordinate.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from caveat.engine.linear_model import Draws, LinearModel, System
-from caveat.engine.solvers import Prepared, Solution
+from caveat.engine.run import Run
+from caveat.engine.solvers import Prepared, Report, Solution
 from caveat.knobs import Count, Positive, check_knobs
 
-__all__ = ["Hyperparameters", "Tuned", "Tuning", "spread", "tune"]
+__all__ = ["Hyperparameters", "Solve", "Tuned", "Tuning", "posterior", "spread", "together", "tune", "unfinished"]
 
-# The system of the posterior mean, under a prior and from an earlier mean [d]; for least squares they do not matter.
-MeanSystem = Callable[[LinearModel, Tensor | None], System]
+# How samples and the posterior mean [d] are found under a prior: the start holds the samples, then the mean.
+Solve = Callable[[LinearModel, Prepared, System, Tensor | None], tuple[Solution, Tensor]]
 _LOWEST, _HIGHEST = 1e-10, 1e4  # of alpha / beta, in units of the curvature's largest eigenvalue
 _NOISE = 1e-4, 1e8  # of beta, in units of where it starts
 
@@ -46,6 +48,13 @@ class Hyperparameters:
     prior: Tensor  # alpha of each group, [G], float64
     noise: float = 1.0  # beta
     groups: tuple[int, ...] | None = None  # how many consecutive parameters each has; None: one for all
+    names: tuple[str, ...] | None = None  # of the groups, for what is said about them
+
+    def which(self, numbers: list[int]) -> str:
+        """Groups in words."""
+        if self.groups is None:
+            return ""
+        return f" of groups {numbers}" if self.names is None else f" of {', '.join(self.names[i] for i in numbers)}"
 
     def model(self, model: LinearModel) -> LinearModel:
         """The model that solves see: unit beta, and a prior precision of alpha / beta."""
@@ -65,10 +74,20 @@ class Tuned:
     effective_dimension: Tensor  # of each group, [G]
     mean: Tensor  # [d]
     samples: Tensor  # of unit beta, [K, d]
-    solution: Solution  # of the last solve: the samples, then the mean
+    report: Report  # of the last solve
     vectors: float = 0.0  # products of all solves
     history: list[dict[str, list[float]]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+
+def together(right: System) -> Solve:
+    """The mean of least squares, which solves a system of the same matrix, beside the samples."""
+
+    def solve(model: LinearModel, prepared: Prepared, samples: System, start: Tensor | None) -> tuple[Solution, Tensor]:
+        found = prepared.solve(model, samples.beside(right), start)
+        return Solution(found.z[:-1], found.image[:-1], found.report), found.z[-1]
+
+    return solve
 
 
 def posterior(
@@ -76,25 +95,27 @@ def posterior(
     hyper: Hyperparameters,
     prepared: Prepared,
     draws: Draws,
-    mean_system: MeanSystem,
+    solve: Solve,
     start: Tensor | None = None,
 ) -> Tuned:
     """Mean and samples under given hyperparameters; the start holds the samples, then the mean."""
     own = hyper.model(model)
-    samples = draws.system(own)
-    system = samples.beside(mean_system(own, None if start is None else start[-1]))
-    solution = prepared.solve(own, system, start)
+    solution, mean = solve(own, prepared, draws.system(own), start)
     report = solution.report
-    only = Solution(solution.z[:-1], solution.image[:-1], report)
-    warnings = []
-    if not report.converged:
-        warnings.append(
-            f"the solver stopped after {report.passes:.0f} passes at a relative residual of "
-            f"{float(report.residuals.max()):.2g}: samples of an unfinished solve are too wide; allow more passes, or "
-            "give conjugate gradients a sketch of higher rank"
-        )
-    gamma = only.effective_dimension(hyper.groups)
-    return Tuned(hyper, gamma, solution.z[-1], only.z, solution, report.vectors, [], warnings)
+    gamma = solution.effective_dimension(hyper.groups)
+    return Tuned(hyper, gamma, mean, solution.z, report, report.vectors, [], unfinished(report))
+
+
+def unfinished(report: Report) -> list[str]:
+    """What to say of a solve that stopped before its end."""
+    if report.converged:
+        return report.warnings
+    return [
+        *report.warnings,
+        f"the solver stopped after {report.passes:.0f} passes at a relative residual of "
+        f"{float(report.residuals.max()):.2g}: samples of an unfinished solve are too wide; allow more passes, or "
+        "give conjugate gradients a sketch of higher rank",
+    ]
 
 
 def tune(
@@ -102,28 +123,53 @@ def tune(
     hyper: Hyperparameters,
     prepared: Prepared,
     draws: Draws,
-    mean_system: MeanSystem,
+    solve: Solve,
     knobs: Tuning | None = None,
     misfit: Callable[[Tensor], float] | None = None,
+    run: Run | None = None,
 ) -> Tuned:
-    """Find the prior precisions and, with `misfit` (a mean's |y - Phi mean|^2_B), the noise precision too."""
-    knobs = knobs or Tuning()
+    """Find the prior precisions and, with `misfit` (a mean's |y - Phi mean|^2_B), the noise precision too.
+
+    A run keeps the place after each step.
+    """
+    knobs, run = knobs or Tuning(), run or Run()
     search, found, start = _Search(prepared.top, knobs.tolerance), None, None
     history: list[dict[str, list[float]]] = []
     vectors = 0.0
-    for _ in range(knobs.steps):
-        found = posterior(model, hyper, prepared, draws, mean_system, start)
-        vectors += found.vectors
-        gamma = found.effective_dimension
-        history.append({"prior": hyper.prior.tolist(), "noise": [hyper.noise], "gamma": gamma.tolist()})
-        following = search.next(hyper, gamma, *_updates(model, found, misfit))
-        if search.resting:
-            break
-        ratio = (hyper.prior / hyper.noise) / (following.prior / following.noise)
-        rescaled = found.samples * spread(ratio.sqrt(), hyper.groups).to(found.samples)
-        start, hyper = torch.cat([rescaled, found.mean.unsqueeze(0)]), following
+    kept = run.resume()
+    if kept is not None:
+        carry, note = kept
+        start, history, vectors = (
+            carry["unknowns"]["start"].to(model.precision.device),
+            note["history"],
+            note["vectors"],
+        )
+        hyper = replace(hyper, prior=hyper.prior.new_tensor(note["prior"]), noise=note["noise"])
+        search.restore(note["search"], hyper.prior)
+    with run.bar(knobs.steps, "step") as bar:
+        bar.update(len(history))
+        prepared.progress = lambda passes, residual: bar.set_postfix_str(
+            f"precision {float(hyper.prior.log().mean().exp()):.3g}, pass {passes:.0f}, residual {residual:.1e}"
+        )
+        for _ in range(len(history), knobs.steps):
+            found = posterior(model, hyper, prepared, draws, solve, start)
+            vectors += found.vectors
+            run.gradient_evaluations += found.vectors
+            gamma = found.effective_dimension
+            history.append({"prior": hyper.prior.tolist(), "noise": [hyper.noise], "gamma": gamma.tolist()})
+            following = search.next(hyper, gamma, *_updates(model, found, misfit))
+            if search.resting or len(history) == knobs.steps:
+                break
+            ratio = (hyper.prior / hyper.noise) / (following.prior / following.noise)
+            rescaled = found.samples * spread(ratio.sqrt(), hyper.groups).to(found.samples)
+            start, hyper = torch.cat([rescaled, found.mean.unsqueeze(0)]), following
+            bar.update()
+            if run.checkpoint_due():
+                state = {"prior": hyper.prior.tolist(), "noise": hyper.noise, "search": search.state()}
+                run.checkpoint({"unknowns": {"start": start}}, state | {"history": history, "vectors": vectors})
+    prepared.progress = None
     assert found is not None
-    warnings = found.warnings + search.complaints(knobs.steps)
+    warnings = found.warnings + search.complaints(len(history), hyper)
     return replace(found, vectors=vectors, history=history, warnings=warnings)
 
 
@@ -149,6 +195,20 @@ class _Search:
         self.noise_at_bound, self._first_noise = False, 0.0
         self._last: tuple[Tensor, Tensor] | None = None  # a point and the update's step from it
         self._gamma: Tensor | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on, as json."""
+        last = None if self._last is None else [part.tolist() for part in self._last]
+        return {
+            "last": last,
+            "gamma": None if self._gamma is None else self._gamma.tolist(),
+            "noise": self._first_noise,
+        }
+
+    def restore(self, state: dict[str, Any], like: Tensor) -> None:
+        """Go on from a state."""
+        at, step = (like.new_tensor(part) for part in state["last"])
+        self._last, self._gamma, self._first_noise = (at, step), like.new_tensor(state["gamma"]), state["noise"]
 
     def next(self, hyper: Hyperparameters, gamma: Tensor, prior: Tensor, noise: float | None) -> Hyperparameters:
         """Where to go from here; `resting` then says whether that is near enough to stay."""
@@ -184,18 +244,22 @@ class _Search:
         self.noise_at_bound = not low < wanted < high
         return min(max(wanted, low), high)
 
-    def complaints(self, steps: int) -> list[str]:
+    def complaints(self, steps: int, hyper: Hyperparameters) -> list[str]:
         """What a person should know."""
         said = []
-        several = self.at_bound is not None and len(self.at_bound) > 1
         for sign, way, meaning in (
             (1, "infinity", "the data do not support these features"),
             (-1, "zero", "the data outweigh the prior entirely"),
         ):
             which = [] if self.at_bound is None else (self.at_bound == sign).nonzero().flatten().tolist()
             if which:
-                where = f" of groups {which}" if several else ""
-                said.append(f"the prior precision{where} runs to {way} and was bounded: {meaning}")
+                said.append(f"the prior precision{hyper.which(which)} runs to {way} and was bounded: {meaning}")
+        unknown = [] if self._gamma is None else (self._gamma <= 0).nonzero().flatten().tolist()
+        if unknown:
+            said.append(
+                f"too few samples to tell the effective dimension{hyper.which(unknown)}, whose estimate is below zero: "
+                "the prior precision was left where it was; take more, Tuning(samples=...)"
+            )
         if self.noise_at_bound:
             said.append(
                 "the noise runs to zero or infinity and was bounded: the features may fit the targets exactly; give it"

@@ -5,6 +5,8 @@ With G the GGN's diagonal, R = sum_n ||dF(x_n)/dw||^2, w the weight and d its pr
     energy     R / (G + d)      how much the outputs would move, were the weight drawn from its own posterior
     gradient   R                how much the outputs feel the weight
     variance   1 / (G + d)      the rule of Daxberger et al. 2021: least squared Wasserstein distance under independence
+    sampled    the weight's variance under the posterior of all weights, by samples (`engine/sampled.py`)
+    sampled_energy   R times that
     swag       variance of the weight along one epoch of SGD
     obd        w^2 G / 2        what removing the weight would cost (optimal brain damage)
     magnitude  |w|
@@ -22,13 +24,14 @@ from torch import Tensor
 
 from caveat.engine.curvature import Sweep, places
 from caveat.engine.run import Run
+from caveat.engine.sampled import marginal_variances
 from caveat.network import Network, Params
 from caveat.randomness import seeded
 from caveat.task import Task
 
 __all__ = ["Score", "Selection", "gaussian_wasserstein", "select"]
 
-Score = Literal["energy", "gradient", "variance", "swag", "obd", "magnitude", "random"]
+Score = Literal["energy", "gradient", "variance", "sampled", "sampled_energy", "swag", "obd", "magnitude", "random"]
 
 ROWS = 5_000  # the scores are averages over rows, and more of them would not change which weights are best
 EXACT_UP_TO = 2e9  # gradients of single weights; beyond it a row takes one random cotangent instead of all
@@ -45,7 +48,7 @@ class Selection:
 def select(
     task: Task, sweep: Sweep, count: int, score: Score | Tensor, prior: Tensor, run: Run, keep_dead: bool = False
 ) -> Selection:
-    """The `count` weights of the highest score, from one pass over the rows (and an epoch of SGD for "swag")."""
+    """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take)."""
     network = sweep.network
     n = network.n_parameters
     if isinstance(score, Tensor) and score.numel() != n:
@@ -104,6 +107,11 @@ def _scores(score: Score, task: Task, sweep: Sweep, ggn: Tensor, energy: Tensor,
         return energy
     if score == "variance":
         return 1 / (ggn + prior.to(ggn))
+    if score in ("sampled", "sampled_energy"):
+        part = run.child("marginal")
+        found = marginal_variances(task, sweep.network, sweep.params, sweep.hyper, prior, part).to(ggn)
+        run.absorb(part)
+        return found if score == "sampled" else energy * found
     if score == "obd":
         return 0.5 * weights.square() * ggn
     if score == "magnitude":

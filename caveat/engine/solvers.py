@@ -10,7 +10,7 @@ Finished unknowns take no further products.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -34,6 +34,7 @@ class Report:
     residuals: Tensor = field(default_factory=lambda: torch.zeros(0))  # |b - H z| / |b|, [K]
     converged: bool = False
     history: list[tuple[float, float]] = field(default_factory=list)  # vectors so far, the largest residual
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def passes(self) -> float:
@@ -60,16 +61,22 @@ class Prepared(Protocol):
 
     top: float  # about the largest eigenvalue of M
     preparation: float  # products that it took
+    progress: Progress | None  # is told of passes so far and the largest residual
 
-    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
-        """Solve for all unknowns; the start is that of the prior's draws unless given."""
+    def tensors(self) -> dict[str, Tensor]:
+        """What it took them for, to be kept and given to `prepare` again."""
+
+    def solve(
+        self, model: LinearModel, system: System, start: Tensor | None = None, tolerance: float | None = None
+    ) -> Solution:
+        """Solve for all unknowns; the start is that of the prior's draws, the tolerance the solver's, unless given."""
 
 
 class Solver(Protocol):
     """A way to solve, and its knobs."""
 
-    def prepare(self, model: LinearModel, seed: int = 0) -> Prepared:
-        """Find what serves every prior precision."""
+    def prepare(self, model: LinearModel, seed: int = 0, kept: dict[str, Tensor] | None = None) -> Prepared:
+        """Find what serves every prior precision, or take what was kept."""
 
 
 class Finish:
@@ -103,29 +110,39 @@ class ConjugateGradients:
     rest: Positive = 1e-2  # relative change of z^T M z in an iteration below which it has come to rest
     iterations: Count = 1000
     refresh: Count = 50  # iterations between residuals made anew; in low precision take about 10
-    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         check_knobs(self)
 
-    def prepare(self, model: LinearModel, seed: int = 0) -> "PreparedGradients":
+    def prepare(self, model: LinearModel, seed: int = 0, kept: dict[str, Tensor] | None = None) -> "PreparedGradients":
         """Sketch the curvature."""
-        return PreparedGradients(self, sketch(model, self.rank, seed, self.at_once) if self.rank else None, model, seed)
+        if kept is not None:
+            return PreparedGradients(self, Nystrom(kept["vectors"], kept["values"]))
+        # Without a sketch to precondition by, a small one says how large the curvature is.
+        return PreparedGradients(self, sketch(model, self.rank or 4, seed, self.at_once))
 
 
 class PreparedGradients:
     """Conjugate gradients with a sketch."""
 
-    def __init__(self, knobs: ConjugateGradients, nystrom: Nystrom | None, model: LinearModel, seed: int) -> None:
-        self.knobs, self.nystrom = knobs, nystrom
-        found = sketch(model, 4, seed) if nystrom is None else nystrom
-        self.top, self.preparation = float(found.values[0]), float(len(found.values))
+    progress: Progress | None
 
-    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
+    def __init__(self, knobs: ConjugateGradients, nystrom: Nystrom) -> None:
+        self.knobs, self.nystrom, self.progress = knobs, nystrom, None
+        self.top, self.preparation = float(nystrom.values[0]), float(len(nystrom.values))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sketch."""
+        return {"vectors": self.nystrom.vectors, "values": self.nystrom.values}
+
+    def solve(
+        self, model: LinearModel, system: System, start: Tensor | None = None, tolerance: float | None = None
+    ) -> Solution:
         """Solve for all unknowns."""
-        precondition = torch.clone if self.nystrom is None else self.nystrom.preconditioner(model.precision)
+        knobs = self.knobs if tolerance is None else replace(self.knobs, tolerance=tolerance)
+        precondition = self.nystrom.preconditioner(model.precision) if self.knobs.rank else torch.clone
         z = (system.prior if start is None else start).clone()
-        return _conjugate_gradients(model, system.right, z, precondition, self.knobs)
+        return _conjugate_gradients(model, system.right, z, precondition, knobs, self.progress)
 
 
 @dataclass
@@ -145,7 +162,12 @@ class _Live:
 
 
 def _conjugate_gradients(
-    model: LinearModel, right: Tensor, z: Tensor, precondition: Callable[[Tensor], Tensor], knobs: ConjugateGradients
+    model: LinearModel,
+    right: Tensor,
+    z: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    knobs: ConjugateGradients,
+    progress: Progress | None,
 ) -> Solution:
     """Solve in place of `z`."""
     image, report, finish = torch.empty_like(z), Report(), Finish(knobs.tolerance, knobs.rest)
@@ -167,8 +189,8 @@ def _conjugate_gradients(
         done = finish(worst, inner(live.z, live_image))
         report.residuals[live.columns] = residuals
         report.history.append((report.vectors, float(report.residuals.max())))
-        if knobs.progress is not None:
-            knobs.progress(report.passes, float(residuals.max()))
+        if progress is not None:
+            progress(report.passes, float(residuals.max()))
         stopped = report.iterations >= knobs.iterations
         if stopped or done.any():
             z[live.columns], image[live.columns] = live.z, live_image

@@ -40,25 +40,30 @@ class StochasticDescent:
     rest: Positive = 1e-2  # relative change of z^T M z between two looks below which it has come to rest
     passes: Count = 200
     look_every: Count = 5  # passes between two looks at the residual; a look is a pass too
-    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         check_knobs(self)
 
-    def prepare(self, model: LinearModel, seed: int = 0) -> "PreparedDescent":
+    def prepare(self, model: LinearModel, seed: int = 0, kept: dict[str, Tensor] | None = None) -> "PreparedDescent":
         """Measure the curvature of some batches, which limits the step."""
-        return PreparedDescent(self, model, seed)
+        return PreparedDescent(self, model, seed, None if kept is None else float(kept["top"]))
 
 
 class PreparedDescent:
     """Descent with a known largest curvature of batches."""
 
-    def __init__(self, knobs: StochasticDescent, model: LinearModel, seed: int) -> None:
-        self.knobs, self.seed = knobs, seed
+    progress: Progress | None
+
+    def __init__(self, knobs: StochasticDescent, model: LinearModel, seed: int, top: float | None) -> None:
+        self.knobs, self.seed, self.progress = knobs, seed, None
         self._rng = torch.Generator().manual_seed(seed)
         self._some = self._order(model.features.rows)[:4]
-        self.top = self._steepest(model)
+        self.top = self._steepest(model) if top is None else top
         self.preparation = 10 * sum(len(index) for index in self._some) / model.features.rows
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The largest curvature."""
+        return {"top": torch.tensor(self.top, dtype=torch.float64)}
 
     def _steepest(self, model: LinearModel) -> float:
         """The largest curvature that a batch stands for, among some batches."""
@@ -79,10 +84,13 @@ class PreparedDescent:
     def _order(self, rows: int) -> list[Tensor]:
         return list(torch.randperm(rows, generator=self._rng).split(self.knobs.batch_rows))
 
-    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
+    def solve(
+        self, model: LinearModel, system: System, start: Tensor | None = None, tolerance: float | None = None
+    ) -> Solution:
         """Solve for all unknowns."""
         knobs, device = self.knobs, system.right.device
-        report, finish = Report(), Finish(knobs.tolerance, knobs.rest)
+        self._rng.manual_seed(self.seed)  # a solve does not depend on those before it, so that it can be made again
+        report, finish = Report(), Finish(knobs.tolerance if tolerance is None else tolerance, knobs.rest)
         report.residuals = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=device)
         z, image = torch.empty_like(system.right), torch.empty_like(system.right)
         whole, left = inner(system.right, system.right), torch.arange(len(z), device=device)
@@ -98,8 +106,8 @@ class PreparedDescent:
             done = finish(residuals, inner(z[left], image[left]))
             report.residuals[left] = residuals
             report.history.append((report.vectors, float(report.residuals.max())))
-            if knobs.progress is not None:
-                knobs.progress(report.passes, float(residuals.max()))
+            if self.progress is not None:
+                self.progress(report.passes, float(residuals.max()))
             report.converged = bool(done.all())
             if report.converged or report.passes >= knobs.passes:
                 return Solution(z, image, report)

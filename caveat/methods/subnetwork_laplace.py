@@ -16,6 +16,7 @@ from torch import Tensor
 from caveat.engine.curvature import Sweep, places
 from caveat.engine.laplace import LaplaceMethod, flat_prior
 from caveat.engine.run import Info, Run
+from caveat.engine.sampled import copies_of_the_weights
 from caveat.engine.selection import Score, select
 from caveat.network import Layer, Network
 from caveat.storage import State, describe
@@ -53,7 +54,9 @@ class SubnetworkLaplace(LaplaceMethod):
 
     def memory(self, network: Network) -> int:
         """Scores of all weights; the precision matrix is looked at when it is known how many rows there are."""
-        return 4 * network.n_parameters * network.dtype.itemsize
+        sampled = isinstance(self.score, str) and self.score.startswith("sampled")
+        copies = copies_of_the_weights(64, 16, 64) if sampled else 4
+        return copies * network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Choose weights; one pass over the data for their covariance; the prior precision."""

@@ -79,6 +79,18 @@ def test_a_factor_may_be_given_by_its_diagonal() -> None:
     torch.testing.assert_close(times_transposed(diagonal, v), times_transposed(torch.diag_embed(diagonal), v))
 
 
+def test_a_factor_may_hold_positions() -> None:
+    factor = normal(5, 2, 3, 2, 4)  # rows, positions before, outputs, columns, positions after
+    whole = torch.zeros(5, 2, 3, 4, 2, 2, 4, dtype=torch.float64)
+    for p in range(2):
+        for t in range(4):
+            whole[:, p, :, t, p, :, t] = factor[:, p, :, :, t]
+    whole = whole.reshape(5, 24, 16)
+    e, v = normal(2, 5, 16, seed=1), normal(2, 5, 24, seed=2)
+    torch.testing.assert_close(times(factor, e), times(whole, e))
+    torch.testing.assert_close(times_transposed(factor, v), times_transposed(whole, v))
+
+
 def test_noise_does_not_depend_on_blocks_or_their_order() -> None:
     small, large = softmax_model(7), softmax_model(64)
     one, two = Draws(small, 3, seed=4), Draws(large, 3, seed=4)

@@ -1,6 +1,7 @@
 """MacKay's updates end where the exact evidence is stationary, from any start; what runs away is bounded and said."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from caveat.engine import mackay
 from caveat.engine.features import DenseFeatures, RowNoise
 from caveat.engine.linear_model import Draws, LinearModel, misfit, regression_system
-from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, spread, tune
+from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, spread, together, tune
 from caveat.engine.solvers import ConjugateGradients, Solver
 from caveat.engine.stochastic import StochasticDescent
 
@@ -49,7 +50,7 @@ def tuned(
         start,
         (solver or ConjugateGradients(rank=30, tolerance=1e-5)).prepare(own),
         Draws(own, samples),
-        lambda *_: right,
+        together(right),
         Tuning(tolerance=tolerance),
         None if std else lambda mean: misfit(own, y, mean),
     )
@@ -155,5 +156,19 @@ def test_unfinished_work_is_said() -> None:
     right = regression_system(own, TARGETS.unsqueeze(1))
     hyper = Hyperparameters(torch.tensor([1000.0]).double())
     prepared = ConjugateGradients().prepare(own)
-    short = tune(own, hyper, prepared, Draws(own, 1), lambda *_: right, Tuning(steps=2))
+    short = tune(own, hyper, prepared, Draws(own, 1), together(right), Tuning(steps=2))
     assert any("had not come to rest after 2 steps" in said for said in short.warnings)
+
+
+def test_too_few_samples_for_a_group_are_said() -> None:
+    groups = (SIZE - 1, 1)
+    phi = PHI.clone()
+    phi[:, -1] *= 1e-3  # the data say nothing of the last parameter
+    faint = replace(model(), features=DenseFeatures(phi))
+    right = regression_system(faint, TARGETS.unsqueeze(1))
+    hyper = Hyperparameters(torch.ones(2, dtype=torch.float64), 1.0, groups)
+    said = []
+    for seed in range(4):
+        prepared = ConjugateGradients().prepare(faint)
+        said += tune(faint, hyper, prepared, Draws(faint, 1, seed), together(right)).warnings
+    assert any("too few samples to tell the effective dimension of groups [1]" in text for text in said)

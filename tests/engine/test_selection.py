@@ -12,6 +12,7 @@ import caveat
 from caveat.engine import selection
 from caveat.engine.curvature import Sweep
 from caveat.engine.run import Run
+from caveat.engine.sampled import marginal_variances
 from caveat.engine.selection import Selection, gaussian_wasserstein, path_variance, select
 
 N, DEAD = 24, [6, 7, 8, 11, 14, 17]  # the third unit's inputs, bias and outputs
@@ -120,6 +121,27 @@ def test_a_score_may_be_given(setting: Setting, keep_dead: bool) -> None:
     values[4] = torch.nan
     with pytest.raises(ValueError, match="holds NaN"):
         setting.select(3, values, keep_dead=keep_dead)
+
+
+def test_sampled_scores_are_marginal_variances_of_the_whole_posterior(setting: Setting) -> None:
+    x, y = setting.task.train.everything()
+    exact = torch.linalg.inv(setting.dense.ggn(x, y) + setting.prior.diag()).diagonal()
+    params = setting.network.params()
+    found = marginal_variances(setting.task, setting.network, params, {}, setting.prior, Run(), samples=2000)
+    # A variance from K samples is chi-squared with K degrees of freedom, over K.
+    assert (found / exact - 1).abs().max() < 4.5 * (2 / 2000) ** 0.5
+    ggn, energy = setting.diagonals()
+    diagonal = 1 / (ggn + setting.prior)
+    few = marginal_variances(setting.task, setting.network, params, {}, setting.prior, Run())
+    alive = [i for i in range(20) if i not in DEAD]
+    errors = [(values / exact - 1)[alive].abs().mean() for values in (few, diagonal)]
+    assert errors[0] < 0.6 * errors[1]  # and the diagonal's is of one sign: it says too little
+    assert (diagonal[alive] < exact[alive]).all()
+    part = setting.run.child("marginal")
+    own = marginal_variances(setting.task, setting.network, params, {}, setting.prior, part)
+    assert setting.select(5, "sampled").index.tolist() == best(own, 5)
+    assert setting.select(5, "sampled_energy").index.tolist() == best(own * energy, 5)
+    assert setting.run.gradient_evaluations > 64
 
 
 def test_swag_scores_are_the_variance_along_one_epoch(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,8 +241,9 @@ def test_the_largest_eigenvalue() -> None:
 def test_progress_and_reports() -> None:
     seen: list[tuple[float, float]] = []
     model = decaying()
-    solver = ConjugateGradients(rank=10, progress=lambda passes, residual: seen.append((passes, residual)))
-    report = solver.prepare(model).solve(model, Draws(model, 2).system(model)).report
+    prepared = ConjugateGradients(rank=10).prepare(model)
+    prepared.progress = lambda passes, residual: seen.append((passes, residual))
+    report = prepared.solve(model, Draws(model, 2).system(model)).report
     assert len(seen) == len(report.history) == report.iterations + 1
     assert seen[-1][0] == pytest.approx(report.passes)
     assert report.history[0][1] > report.history[-1][1]

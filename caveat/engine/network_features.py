@@ -1,0 +1,144 @@
+"""A network's Jacobian at fixed weights as features of a linear model, by products with K vectors at once.
+
+    block.forward(z)  = J_B z      [K, d] -> [K, B, m]      jvp
+    block.backward(v) = J_B^T v    [K, B, m] -> [K, d]      vjp, summed over the block's rows
+
+Parameters lie one after the other in the order of `names`; the outputs of a row are flattened. The forward pass of a
+block is run once, for products both ways; n rows take no more memory than a block of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, slices, tensors
+from caveat.engine.cost import free_bytes
+from caveat.engine.features import Noise
+from caveat.engine.jacobian import Jacobian
+from caveat.engine.linear_program import Program
+from caveat.network import Network, Params
+from caveat.rows import Rows
+
+__all__ = ["NetworkBlock", "NetworkFeatures"]
+
+# Numbers in the largest tangents of eight vectors and one block: what the caches hold, what fills a GPU.
+_CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
+
+
+class NetworkFeatures:
+    """The Jacobian of a network's outputs at fixed weights, in evaluation mode.
+
+    Args:
+        network: the network.
+        params: where it is linearised (with buffers, as a draw has them).
+        rows: the data.
+        names: the parameters of the linear model; all of the network's unless given.
+        block_rows: rows in a block of a pass in order; chosen by memory unless given.
+        bfloat16: make convolutions and products of matrices in bfloat16.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        params: Params,
+        rows: Rows,
+        *,
+        names: Sequence[str] | None = None,
+        block_rows: int | None = None,
+        bfloat16: bool = False,
+    ) -> None:
+        self.network, self.params, self.bfloat16 = network, params, bfloat16
+        self.names = network.names if names is None else tuple(names)
+        unknown = [name for name in self.names if name not in params]
+        if unknown or not self.names:
+            raise ValueError(f"names={list(self.names)[:8]} must be among the parameters: {list(params)[:8]} ...")
+        self.dtype, self.device = network.dtype, network.device
+        self.data, self.rows = rows.on(self.device), len(rows)
+        self.size = sum(params[name].numel() for name in self.names)
+        self._programs: dict[Any, Program] = {}
+        first = torch.arange(min(2, self.rows))
+        x, _ = next(self.data.batches([first], self.device))
+        program = Program(network, params, self.names, x)
+        self.outputs = program.output_shape.numel()
+        self._check(program, x)
+        each = max(program.largest // len(first), 1)  # numbers of one row in the largest tangent
+        # About a dozen such tangents, of four bytes a number, are there at a time.
+        room = (free_bytes(self.device) or 0) // 64
+        numbers = min(_GPU_NUMBERS, room) if self.device.type == "cuda" else _CPU_NUMBERS
+        # Fewer rows than this, and a block costs more for the tangents of weights than for those of activations.
+        enough = 2 * self.size // max(program.activations // len(first), 1)
+        self.block_rows = block_rows or max(1, numbers // (8 * each), min(enough, numbers // each))
+        self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
+
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator["NetworkBlock"]:
+        """All rows in order, in blocks of a fixed size; or one block for each tensor of row numbers."""
+        chosen = list(torch.arange(self.rows).split(self.block_rows)) if order is None else list(order)
+        for index, (x, y) in zip(chosen, self.data.batches(chosen, self.device), strict=True):
+            yield NetworkBlock(self, index.to(self.device), x, y)
+
+    def program(self, x: Inputs) -> Program:
+        """The network's steps for inputs of this shape."""
+        key = tuple((t.shape, t.dtype) for t in tensors(x))
+        if key not in self._programs:
+            self._programs[key] = Program(self.network, self.params, self.names, x, self.bfloat16)
+        return self._programs[key]
+
+    def curvature_diagonal(self, noise: Noise) -> Tensor:
+        """The diagonal of sum_i J_i^T B_i J_i, exact, [d]."""
+        x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
+        jacobian = Jacobian(self.network.restricted(self.names), self.params, x, bfloat16=self.bfloat16)
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
+            factor = noise.factor(block)
+            here = jacobian.at(block.x)
+            for v in (factor.diag_embed() if factor.ndim == 2 else factor).unbind(2):
+                squares = here.squares(v.reshape(here.outputs.shape).contiguous())
+                total += torch.cat([squares[name].flatten() for name in self.names])
+        return total.to(self.dtype)
+
+    def _check(self, program: Program, x: Inputs) -> None:
+        """Compare with autograd, for each row alone: custom derivatives, or rows that depend on each other, show."""
+        saved, outputs = program.run(x)
+        rng = torch.Generator().manual_seed(0)
+        v = torch.randn((1, *outputs.shape), generator=rng, dtype=torch.float64).to(outputs)
+        ours = program.pull(saved, v)[0].split(program.sizes)
+        program.push(saved, torch.zeros(1, self.size, dtype=self.dtype, device=self.device))
+        own = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
+        with torch.enable_grad():
+            alone = [self.network(self.params | own, row).flatten(1) for row in slices(x, 1)]
+            total = (torch.cat(alone) * v[0]).sum()
+            theirs = torch.autograd.grad(total, list(own.values()), allow_unused=True, materialize_grads=True)
+        tolerance = 1e-6 if self.dtype == torch.float64 else 0.03  # a GPU's convolutions round to ten bits by default
+        scale = max(float(g.norm()) for g in theirs)
+        wrong = [
+            name
+            for name, mine, g in zip(self.names, ours, theirs, strict=True)
+            if not float((mine - g.flatten()).norm()) <= tolerance * max(float(g.norm()), 0.01 * scale)
+            and g.isfinite().all()
+        ]
+        if wrong:
+            raise ValueError(
+                f"the derivatives of {', '.join(wrong[:3])} are not those that autograd gives for a row alone: a "
+                "custom autograd function, or an operation over the batch axis, cannot be linearised; leave those "
+                "parameters out, or replace the layer"
+            )
+
+
+class NetworkBlock:
+    """Some rows, and the network's forward pass there."""
+
+    def __init__(self, features: NetworkFeatures, index: Tensor, x: Inputs, targets: Tensor) -> None:
+        self.index, self.x, self.targets = index, x, targets
+        self.at_once, self.program = features.at_once, features.program(x)
+        self.saved, self.outputs = self.program.run(x)  # outputs: [B, m]
+
+    def forward(self, z: Tensor) -> Tensor:
+        """J z, [K, d] -> [K, B, m]."""
+        return torch.cat([self.program.push(self.saved, part) for part in z.split(self.at_once)])
+
+    def backward(self, v: Tensor) -> Tensor:
+        """J^T v, [K, B, m] -> [K, d]."""
+        parts = [self.program.pull(self.saved, part) for part in v.split(self.at_once)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,149 @@
+"""A network's operations on tensors as a graph, for inputs of one shape; none of them in place.
+
+BatchNorm with fixed statistics that reads a convolution or a linear layer becomes part of its weights,
+
+    s (W x + b - mean) + beta = (s W) x + s (b - mean) + beta,      s = gamma / sqrt(variance + eps),
+
+so that its tangents cost what those of weights do, not what those of activations do. Attention and recurrent layers
+become their ordinary operations.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functionalize
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from caveat.batches import Inputs, map_tensors, tensors
+from caveat.engine.jacobian import plain_attention
+from caveat.network import Network, Params
+
+__all__ = ["traced"]
+
+
+def traced(network: Network, params: Params, x: Inputs, bfloat16: bool) -> fx.GraphModule:
+    """The network's operations on tensors, none of them in place."""
+
+    def call(params: Params, *given: Tensor) -> Tensor:
+        parts = iter(given)
+        with _Folding():
+            return network(params, map_tensors(lambda _: next(parts), x))
+
+    precision = torch.autocast(network.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
+    with torch.no_grad(), _layers_noted(network.module), _plain_operations(), precision:
+        try:
+            plain = make_fx(call)(params, *tensors(x))
+        except RuntimeError as error:
+            if "data-dependent" not in str(error):
+                raise
+            raise ValueError(
+                "the network cannot be traced, which its linear products need: give it a forward pass without branches "
+                f"that depend on numbers ({str(error).partition(chr(10))[0]})"
+            ) from error
+    # What torch puts together from several operations may work in place, whatever the module does: a second time round.
+    with torch.no_grad(), traceback.preserve_node_meta():
+        values = [*params.values(), *tensors(x)]
+        return make_fx(functionalize(lambda *given: fx.Interpreter(plain).run(*given)))(*values)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a layer made, and of what; a later version of it was changed in place."""
+
+    result: Tensor  # kept, so that no other tensor takes its identity
+    version: int
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Folding(TorchFunctionMode):
+    """BatchNorm with fixed statistics as a layer's own scale and shift, or of its inputs where no layer made them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, _Made] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.batch_norm and not kwargs.get("training", args[5] if len(args) > 5 else False):
+            return self._normalised(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in _LAYERS:
+            self.made[id(result)] = _Made(result, result._version, func, args, kwargs)
+        return result
+
+    def _normalised(
+        self,
+        x: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        scale = (running_var + eps).rsqrt()
+        scale = scale if weight is None else weight * scale
+        layer = self.made.get(id(x))
+        if layer is None or layer.version != x._version:
+            shift = -running_mean * scale if bias is None else bias - running_mean * scale
+            axes = (1, -1, *[1] * (x.ndim - 2))
+            return x * scale.view(axes) + shift.view(axes)
+        args, kwargs = layer.args, layer.kwargs
+        own = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        shift = (-running_mean if own.get("bias") is None else own["bias"] - running_mean) * scale
+        own["weight"] = own["weight"] * scale.view(-1, *[1] * (own["weight"].ndim - 1))
+        own["bias"] = shift if bias is None else shift + bias
+        result: Tensor = layer.func(*own.values(), *args[3:]) if not kwargs else layer.func(**own)
+        return result
+
+
+_LAYERS = (torch.conv1d, torch.conv2d, torch.conv3d, nn.functional.linear)
+
+
+@contextlib.contextmanager
+def _layers_noted(module: nn.Module) -> Iterator[None]:
+    """While tracing, every operation is marked with the submodule that it is part of."""
+    stack: list[str] = []
+
+    def enter(name: str) -> None:
+        stack.append(name)
+        traceback.get_current_meta()["nn_module_stack"] = {name: (name, "")}
+
+    def leave() -> None:
+        stack.pop()
+        name = stack[-1] if stack else ""
+        traceback.get_current_meta()["nn_module_stack"] = {name: (name, "")}
+
+    hooks = []
+    for name, child in module.named_modules():
+        hooks.append(child.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+        hooks.append(child.register_forward_hook(lambda *_: leave()))
+    try:
+        with traceback.preserve_node_meta():
+            yield
+    finally:
+        traceback.get_current_meta().pop("nn_module_stack", None)
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _plain_operations() -> Iterator[None]:
+    """Attention and recurrent layers by their ordinary operations, not by kernels that have no derivatives."""
+    recurrent = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with plain_attention(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(recurrent)

@@ -1,0 +1,245 @@
+"""SampledLaplace: the linearised Laplace posterior over all weights, by samples (Antoran, Padhy et al. 2023).
+
+    z_k = H^-1 (A theta_0 + J^T R e) ~ N(0, H^-1),   H = J^T B J + A,   f(x) + J(x) z_k a draw of the function
+
+A covariance over millions of weights cannot be stored, but a sample of it can, and each is the solution of a linear
+system that takes products with the Jacobian only (`engine/linear_model.py`). The prior precision comes from MacKay's
+updates with a few samples, at the mean of the linear model; predictions stay centred on the trained network.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, count_rows, move
+from caveat.engine.curvature import places
+from caveat.engine.draws import no_update, pick, push_draws
+from caveat.engine.laplace import Arithmetic, flat_prior
+from caveat.engine.mackay import Hyperparameters, Tuned, Tuning
+from caveat.engine.network_features import NetworkFeatures
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sampled import Sampler, copies_of_the_weights, inputs_as_rows, linearise, normalisations
+from caveat.engine.solvers import ConjugateGradients
+from caveat.engine.stochastic import StochasticDescent
+from caveat.knobs import Count, Positive, check_knobs
+from caveat.likelihoods import Gaussian, Hyper, Likelihood
+from caveat.network import Layer, Network, Params
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["SampledLaplace"]
+
+
+@dataclass(frozen=True)
+class SampledLaplace:
+    """Samples of the linearised network's posterior over all weights, without a matrix over them."""
+
+    samples: Count = 64  # that predictions are made of: the relative error of a variance is sqrt(2 / samples)
+    at_once: Count = 16  # of them solved for together; memory grows with it
+    # The prior's: evidence finds one for all weights, layers one a layer; given is the task's own; or a number.
+    precision: Literal["evidence", "layers", "given"] | Positive = "evidence"
+    first_precision: Positive | None = None  # where the search starts; None: the task's prior, or 1 with a g-prior
+    # Measure each weight in units of its curvature, so that the scale of normalised weights does not matter; auto does
+    # where the network has normalisation layers.
+    g_prior: bool | Literal["auto"] = "auto"
+    normalisation_weights: bool = True  # whether scales and shifts of normalisation layers are part of the linear model
+    # By linearised draws, weight draws, or from their variance (exact for Gaussian noise, probit for classes); auto is
+    # closed for Gaussian noise of one level and samples otherwise.
+    prediction: Literal["auto", "samples", "weights", "closed"] = "auto"
+    tuning: Tuning = field(default_factory=Tuning)  # of the updates of the precision
+    solver: ConjugateGradients | StochasticDescent = field(default_factory=ConjugateGradients)  # of the linear systems
+    arithmetic: Arithmetic = "full"  # of the products; bfloat16: passes in bfloat16, sums in float32
+    block_rows: Count | None = None  # rows of a block of a pass; None: as memory allows
+    starts_from: ClassVar[StartsFrom] = "trained"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["SampledLaplace"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+        if self.first_precision is not None and self.precision not in ("evidence", "layers"):
+            raise ValueError(
+                f"first_precision={self.first_precision!r} is where a search starts, and precision={self.precision!r} "
+                "searches for nothing: use precision='evidence' or 'layers'"
+            )
+        if self.g_prior is True and self.precision == "given":
+            raise ValueError(
+                "precision='given' is the task's prior on the weights as they are, and g_prior=True measures them in "
+                "other units: use precision='evidence', or a number"
+            )
+
+    @property
+    def default_draws(self) -> int:
+        """All samples."""
+        return self.samples
+
+    def closed_form(self, likelihood: Likelihood) -> bool:
+        """Where it is asked for, or exact but for the variance's own error."""
+        return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, Gaussian))
+
+    def memory(self, network: Network) -> int:
+        """Samples, and what solving for them takes; the number of rows does not matter."""
+        solved = max(min(self.at_once, self.samples), self.tuning.samples + 1)
+        rank = self.solver.rank if isinstance(self.solver, ConjugateGradients) else 0
+        return copies_of_the_weights(self.samples, solved, rank) * network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """The sketch, the prior precision, the samples."""
+        network = self._own(task.network.to(run.device))
+        params, hyper = dict(start["params"]), dict(start["hyper"])
+        self._check(task, network)
+        if hyper.pop("temperature", None) is not None:
+            run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
+        scaled = self._g_prior(network)
+        prior = flat_prior(network, params)
+        unit = float(prior.double().log().mean().exp())  # where weights have precisions of their own, about their mean
+        shape = None if scaled or bool((prior == prior[0]).all()) else prior / unit
+        linear, flops = linearise(
+            task,
+            network,
+            params,
+            hyper,
+            g_prior=scaled,
+            prior=shape,
+            block_rows=self.block_rows,
+            bfloat16=self.arithmetic == "bfloat16",
+        )
+        sampler = Sampler.of(linear, self.solver, run, flops)
+        names, groups = self._groups(network)
+        first = self.first_precision or (1.0 if scaled else unit)
+        value = first if isinstance(self.precision, str) else self.precision
+        alpha = torch.full((len(names),), float(value), dtype=torch.float64, device=run.device)
+        found = Hyperparameters(alpha, 1.0, groups, None if groups is None else tuple(names))
+        tuned = sampler.tuned(found, self.tuning) if self.precision in ("evidence", "layers") else None
+        found = found if tuned is None else tuned.hyper
+        known = None if tuned is None else tuned.samples
+        groups_of_samples = list(sampler.groups(found, self.samples, self.at_once, known))
+        samples = {str(number * self.at_once): part for number, (part, _) in enumerate(groups_of_samples)}
+        notes = [note for _, note in groups_of_samples]
+        if "log_noise" in hyper and found.noise != 1:
+            hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(found.noise).log().to(hyper["log_noise"])
+        said = [*([] if tuned is None else tuned.warnings), *(text for note in notes for text in note["warnings"])]
+        run.warnings.extend(text for text in dict.fromkeys(said) if text not in run.warnings)
+        report = _report(found, tuned, notes, names) | {"g_prior": scaled}
+        if linear.scale is not None and scaled:
+            report["without_curvature"] = int((linear.scale == 0).sum())
+        return {"params": params, "hyper": hyper, "samples": samples}, run.info(
+            task.network, self._treatment(network), report
+        )
+
+    def _check(self, task: Task, network: Network) -> None:
+        if network.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
+                "module.float(), and arithmetic='bfloat16' for speed"
+            )
+        if self.prediction == "closed" and type(network.likelihood).__name__ == "Poisson":
+            raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
+
+    def _g_prior(self, network: Network) -> bool:
+        if self.g_prior != "auto":
+            return self.g_prior
+        return self.precision != "given" and bool(normalisations(network))
+
+    def _own(self, network: Network) -> Network:
+        """The network restricted to the weights of the linear model."""
+        if self.normalisation_weights:
+            return network
+        layers = normalisations(network)
+        kept = [name for name in network.names if name.rpartition(".")[0] not in layers]
+        if not kept:
+            raise ValueError("normalisation_weights=False leaves no weights: all that are selected are of such layers")
+        return network.restricted(kept)
+
+    def _groups(self, network: Network) -> tuple[list[str], tuple[int, ...] | None]:
+        """The layers and how many weights each has, which lie one after the other; or one group of all."""
+        if self.precision != "layers":
+            return ["all"], None
+        counts: dict[str, int] = {}
+        for name, place in places(network).items():
+            layer = name.rpartition(".")[0] or "(module)"
+            counts[layer] = counts.get(layer, 0) + place.stop - place.start
+        return list(counts), tuple(counts.values())
+
+    def _treatment(self, network: Network) -> Any:
+        kept = {name.rpartition(".")[0] for name in network.names}
+
+        def of(layer: Layer) -> str:
+            return "samples of the linearised posterior" if layer.name in kept else "fixed at the MAP"
+
+        return of
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Weights: the point plus stored samples."""
+        own, params = self._own(network), state["params"]
+        stored = [row for part in state["samples"].values() for row in part]
+        for number in pick(len(stored), n, rng):
+            delta = stored[number].to(network.device)
+            moved = {
+                name: params[name] + delta[place].reshape(params[name].shape) for name, place in places(own).items()
+            }
+            yield params | moved
+
+    def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n functions f + J z: the same samples for all inputs, so that they are joint."""
+        if self.prediction == "weights":
+            return push_draws(self, state, network, x, n, rng)
+        chosen = pick(sum(map(len, state["samples"].values())), n, rng)
+        mean, shifts = self._shifts(state, network, x, chosen)
+        return mean + shifts, state["hyper"]
+
+    def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
+        """f(x) and the samples' covariance J z z^T J^T, averaged; its mean of zero is known."""
+        count = sum(map(len, state["samples"].values()))
+        mean, shifts = self._shifts(state, network, x, list(range(count)))
+        if joint:
+            every = shifts.flatten(1)
+            return mean, every.T @ every / count
+        rows = shifts.flatten(2)
+        return mean, torch.einsum("kbi,kbj->bij", rows, rows) / count
+
+    def _shifts(self, state: State, network: Network, x: Inputs, chosen: list[int]) -> tuple[Tensor, Tensor]:
+        """f(x) [B, ...] and J(x) z [n, B, ...] of chosen samples, which are brought to the device a few at a time."""
+        own, params = self._own(network), state["params"]
+        with torch.no_grad():
+            if not count_rows(x):
+                outputs = own(params, move(x, network.device))
+                return outputs, outputs.expand(len(chosen), *outputs.shape)
+            first = own(params, move(inputs_as_rows(x).first(), network.device))
+        features = NetworkFeatures(own, params, inputs_as_rows(x))
+        wanted = sorted(set(chosen))
+        mean: Tensor | None = None
+        found: dict[int, Tensor] = {}
+        begin = 0
+        for part in state["samples"].values():
+            here = [number for number in wanted if begin <= number < begin + len(part)]
+            for some in (here[i : i + self.at_once] for i in range(0, len(here), self.at_once)):
+                z = part[[number - begin for number in some]].to(network.device)
+                blocks = [(block.outputs, block.forward(z)) for block in features.blocks()]
+                mean = torch.cat([f for f, _ in blocks]) if mean is None else mean
+                found |= dict(zip(some, torch.cat([u for _, u in blocks], 1), strict=True))
+            begin += len(part)
+        assert mean is not None
+        shape = (count_rows(x), *first.shape[1:])
+        shifts = torch.stack([found[number] for number in chosen])
+        return mean.reshape(shape), shifts.reshape(len(chosen), *shape)
+
+    update = no_update
+
+
+def _report(hyper: Hyperparameters, tuned: Tuned | None, notes: list[dict[str, Any]], names: list[str]) -> Any:
+    energies = [energy for note in notes for energy in note["energies"]]
+    precisions = dict(zip(names, hyper.prior.tolist(), strict=True))
+    return {
+        "prior_precision": precisions if hyper.groups else precisions["all"],
+        "effective_dimension": sum(energies) / len(energies),
+        "residual": max(note["residual"] for note in notes),
+        "passes": sum(note["passes"] for note in notes),
+        "history": [] if tuned is None else tuned.history,
+        "groups": names if hyper.groups else [],
+    }
+
+
+SampledLaplace.quick = SampledLaplace(samples=32, tuning=Tuning(samples=4))

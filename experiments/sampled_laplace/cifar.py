@@ -1,0 +1,136 @@
+"""Sampled linearised Laplace over all 11.2 million weights of ResNet-18 on CIFAR-10 or CIFAR-100, on one GPU.
+
+    python experiments/sampled_laplace/cifar.py --data cifar10 --data-dir DATA --folder runs/cifar10 --device cuda
+
+Trains the network, or takes it from the folder; then the fit, which goes on where a killed one stopped; then clean test
+rows, the network's own predictions beside those of the samples. Every stage is timed, and the lines of the csv are
+(data, stage or method, quantity, value). `--width 4 --rows 512 --epochs 1 --samples 4` is a dry run for a CPU.
+"""
+
+import argparse
+import csv
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import caveat
+from caveat import MAP, SampledLaplace, Training, data, models
+from caveat.engine.mackay import Tuning
+from caveat.engine.solvers import ConjugateGradients
+from caveat.evaluate.calibration import top_label_ece
+
+
+def trained(task: caveat.Task, given: argparse.Namespace) -> caveat.Posterior:
+    """The network, trained once and kept."""
+    kept = given.folder / "map"
+    if kept.exists():
+        return caveat.load(kept, task.network.module, device=given.device)
+    training = Training(
+        epochs=given.epochs,
+        batch_size=min(512, given.rows),
+        optimizer="sgd",
+        learning_rate=0.2,
+        schedule="onecycle",
+        precision="bfloat16" if given.device == "cuda" else "float32",
+        channels_last=True,
+    )
+    return caveat.fit(task, MAP(training=training), seed=given.seed, device=given.device, folder=kept)
+
+
+def scores(posterior: caveat.Posterior, x: torch.Tensor, y: torch.Tensor, rows: int) -> dict[str, float]:
+    """Likelihood, accuracy and calibration of test rows, and the likelihood of ten labels drawn from two rows."""
+    started = time.perf_counter()
+    pieces = [posterior.predict(part).log_samples.cpu() for part in x.split(rows)]  # type: ignore[attr-defined]
+    seconds = time.perf_counter() - started
+    log_samples = torch.cat(pieces, 1).double()  # [S, N, C]
+    count = math.log(len(log_samples))
+    log_probs = log_samples.logsumexp(0) - count
+    right = log_samples.gather(-1, y.expand(len(log_samples), -1).unsqueeze(-1)).squeeze(-1)
+    rng = torch.Generator().manual_seed(0)
+    pairs = torch.randint(len(y), (5000, 2), generator=rng)
+    chosen = pairs.gather(1, torch.randint(2, (5000, 10), generator=rng))
+    return {
+        "nll": -float(log_probs.gather(-1, y.unsqueeze(-1)).mean()),
+        "accuracy": float((log_probs.argmax(-1) == y).double().mean()),
+        "ece": top_label_ece(log_probs.exp(), y),
+        "joint nll a label": -float((right[:, chosen].sum(-1).logsumexp(0) - count).mean()) / 10,
+        "seconds of prediction": seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=("cifar10", "cifar100"), default="cifar10")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--folder", type=Path, required=True, help="keeps the network, the fit and its place")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=10**9, help="at most so many training rows")
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--tuning-samples", type=int, default=4)
+    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--tolerance", type=float, default=1e-2)
+    parser.add_argument("--block-rows", type=int)
+    parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
+    parser.add_argument("--isotropic", action="store_true", help="no g-prior")
+    parser.add_argument("--arithmetic", choices=("full", "bfloat16"), default="bfloat16")
+    parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    rows = data.load(given.data, given.data_dir)
+    x, y = (t[: given.rows] for t in rows.train.tensors)
+    torch.manual_seed(given.seed)
+    task = caveat.Task(
+        models.resnet18(out_features=100 if given.data == "cifar100" else 10, width=given.width),
+        DataLoader(TensorDataset(x, y), 256),
+        caveat.Categorical(),
+        caveat.GaussianPrior(25.0),  # weight decay 5e-4 with 50,000 rows
+        augment=data.crop_and_flip,
+    )
+    start = trained(task, given)
+    method = SampledLaplace(
+        samples=given.samples,
+        at_once=given.at_once,
+        precision=given.precision or "evidence",
+        g_prior=not given.isotropic,
+        tuning=Tuning(samples=given.tuning_samples, tolerance=2e-2),
+        solver=ConjugateGradients(rank=given.rank, at_once=given.at_once, tolerance=given.tolerance, refresh=10),
+        arithmetic=given.arithmetic,
+        block_rows=given.block_rows,
+    )
+    name = f"sampled-{'isotropic' if given.isotropic else 'g'}-{given.samples}"
+    kept = given.folder / name
+    if kept.exists():
+        posterior = caveat.load(kept, task.network.module, device=given.device)
+    else:
+        posterior = caveat.fit(task, method, start=start, seed=given.seed, device=given.device, folder=kept)
+    info = posterior.info
+    found = {
+        "seconds": info.seconds,
+        "passes over the rows (vectors)": float(info.gradient_evaluations),
+        "peak GB": info.peak_bytes / 1e9,
+        "stored GB": info.stored_bytes / 1e9,
+    }
+    found |= {key: info.diagnostics[key] for key in ("prior_precision", "effective_dimension", "residual", "passes")}
+    found["steps of the updates"] = float(len(info.diagnostics["history"]))
+    lines = [(given.data, name, quantity, value) for quantity, value in found.items()]
+    lines.append((given.data, "map", "seconds", start.info.seconds))
+    test = rows.test.tensors
+    for which, one in (("map", start), (name, posterior)):
+        lines += [(given.data, which, quantity, value) for quantity, value in scores(one, *test, 500).items()]
+    with given.csv.open("a", newline="") as file:
+        csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}") for line in lines])
+    for line in lines:
+        print(*line, flush=True)
+    print(json.dumps({"warnings": info.warnings, "history": info.diagnostics["history"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Products with a network's Jacobian, against autograd's in float64."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import caveat
+from caveat.batches import Inputs
+from caveat.engine import linear_products, network_features
+from caveat.engine.features import RowNoise
+from caveat.engine.linear_model import LinearModel
+from caveat.engine.network_features import NetworkFeatures
+from caveat.models import resnet18
+from caveat.network import Network
+from caveat.rows import Rows
+
+N, K = 5, 3
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))[:, :3]
+
+
+class PartlyFrozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.unused = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.tensor([0.5, 1.0, 2.0]))
+        self.first.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).sin()) * self.scale / (1 + self.scale**2) + self.scale.detach() * self.scale
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(3, 4, batch_first=True)
+        self.attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, activation="gelu")
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(self.recurrent(x)[0]).mean(1))
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.queries, self.head = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embedding(tokens)
+        q, k, v = self.queries(self.norm(h)).chunk(3, -1)
+        return self.head(h + F.scaled_dot_product_attention(q, k, v, is_causal=True))  # [B, 3, 3]
+
+
+def images(*layers: nn.Module, channels: int = 2, side: int = 5) -> tuple[nn.Module, Tensor]:
+    body = nn.Sequential(*layers, nn.Flatten())
+    x = torch.randn(N, channels, side, side)
+    features = body.eval()(x).shape[1]
+    return nn.Sequential(*body, nn.Linear(features, 3)), x
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "perceptron": lambda: (
+        nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Softplus(), nn.Linear(6, 3)),
+        torch.randn(N, 4),
+    ),
+    "in place": lambda: images(nn.Conv2d(2, 4, 3), nn.ReLU(True), nn.BatchNorm2d(4), nn.SiLU(True), nn.Dropout(0.5)),
+    "groups": lambda: images(
+        nn.Conv2d(4, 6, 3, 2, 1, groups=2),
+        nn.BatchNorm2d(6),
+        nn.GELU(),
+        nn.Conv2d(6, 6, 3, 1, 2, dilation=2, groups=6, bias=False),
+        nn.BatchNorm2d(6, affine=False),
+        nn.MaxPool2d(2),
+        channels=4,
+        side=8,
+    ),
+    "pools and norms": lambda: images(
+        nn.Conv2d(2, 4, 3, padding="same", padding_mode="circular"),
+        nn.GroupNorm(2, 4),
+        nn.LeakyReLU(),
+        nn.AvgPool2d(2),
+        nn.PReLU(4),
+        nn.ConvTranspose2d(4, 3, 3, 2),
+        nn.MaxPool2d(3, 2, 1),
+    ),
+    "residual": lambda: (resnet18(1, 3, 2), torch.randn(N, 1, 4, 4)),
+    "one dimension": lambda: (
+        nn.Sequential(nn.Conv1d(2, 4, 3, 2), nn.BatchNorm1d(4), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(8, 3)),
+        torch.randn(N, 2, 10),
+    ),
+    "tied": lambda: (Tied(), torch.randn(N, 4)),
+    "partly frozen": lambda: (PartlyFrozen(), torch.randn(N, 4)),
+    "recurrent and attention": lambda: (Recurrent(), torch.randn(N, 3, 3)),
+    "tokens": lambda: (Tokens(), torch.randint(7, (N, 3))),
+}
+
+
+def network_of(module: nn.Module) -> Network:
+    """In float64, with statistics of BatchNorm that matter."""
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+            for parameter in layer.parameters():
+                nn.init.normal_(parameter)
+    return Network(module.double(), caveat.Categorical())
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def features_of(module: nn.Module, x: Tensor, **options: Any) -> NetworkFeatures:
+    network = network_of(module)
+    rows = Rows((doubled(x), torch.zeros(len(x), dtype=torch.long)))
+    return NetworkFeatures(network, network.params(), rows, **options)
+
+
+def dense(features: NetworkFeatures, x: Inputs) -> Tensor:
+    """J by autograd, one output after the other, [n, m, d]."""
+    own = {name: value.requires_grad_() for name, value in features.network.params().items()}
+    wanted = [own[name] for name in features.names]
+    outputs = features.network(own, x).flatten(1)
+    rows = [
+        torch.autograd.grad(output, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for output in outputs.flatten()
+    ]
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).unflatten(0, outputs.shape)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def assert_products(features: NetworkFeatures, x: Inputs) -> None:
+    J = dense(features, x)
+    assert (features.rows, features.outputs, features.size) == J.shape
+    z, v = torch.randn(K, features.size).double(), torch.randn(K, N, features.outputs).double()
+    found, pulled, outputs = [], torch.zeros_like(z), []
+    for block in features.blocks():
+        found.append(block.forward(z))
+        pulled += block.backward(v[:, block.index])
+        outputs.append(block.outputs)
+    torch.testing.assert_close(torch.cat(found, 1), torch.einsum("bmd,kd->kbm", J, z), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(pulled, torch.einsum("bmd,kbm->kd", J, v), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close((torch.cat(found, 1) * v).sum((1, 2)), (z * pulled).sum(1), rtol=1e-10, atol=1e-10)
+    expected = features.network(features.params, x).flatten(1)
+    torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_those_of_the_jacobian(name: str) -> None:
+    module, x = CASES[name]()
+    assert_products(features_of(module, x, block_rows=3), doubled(x))
+
+
+@pytest.mark.parametrize("name", ["groups", "residual"])
+def test_convolutions_one_weight_at_a_time_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_products, "ALONE_FROM", 1)
+    module, x = CASES[name]()
+    assert_products(features_of(module, x), doubled(x))
+
+
+def test_many_vectors_go_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_features, "_CPU_NUMBERS", 32)
+    module, x = CASES["in place"]()
+    features = features_of(module, x)
+    assert features.at_once < K
+    assert_products(features, doubled(x))
+
+
+def test_some_parameters_in_an_order_of_their_own() -> None:
+    features = features_of(PartlyFrozen(), x := torch.randn(N, 4), names=["scale", "second.bias"])
+    assert features.size == 6
+    assert_products(features, x.double())
+
+
+def test_chosen_rows_are_those_of_the_data() -> None:
+    module, x = CASES["perceptron"]()
+    features = features_of(module, x)
+    J, order = dense(features, x.double()), [torch.tensor([4, 0]), torch.tensor([2])]
+    z = torch.randn(K, features.size).double()
+    for index, block in zip(order, features.blocks(order), strict=True):
+        assert torch.equal(block.index, index)
+        expected = torch.einsum("bmd,kd->kbm", J[index], z)
+        torch.testing.assert_close(block.forward(z), expected, rtol=1e-10, atol=1e-10)
+
+
+class Pairs(Dataset):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        x = torch.linspace(0, 1, 3).double() + i
+        return {"left": x, "right": x.cos(), "label": torch.tensor(0)}
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.left(left) * self.right(right)
+
+
+def test_inputs_of_several_tensors() -> None:
+    network = network_of(TwoInputs())
+    rows = Rows(DataLoader(Pairs(), batch_size=2))
+    x = next(rows.batches([torch.arange(N)]))[0]
+    assert_products(NetworkFeatures(network, network.params(), rows, block_rows=2), x)
+
+
+def test_the_diagonal_of_the_curvature_is_exact() -> None:
+    module, x = CASES["in place"]()
+    features = features_of(module, x, names=None)
+    J = dense(features, x.double())
+    full, diagonal = torch.randn(N, 3, 2).double(), torch.rand(N, 3).double()
+    expected = torch.einsum("bmd,bmr->brd", J, full).square().sum((0, 1))
+    torch.testing.assert_close(features.curvature_diagonal(RowNoise(full)), expected, rtol=1e-10, atol=1e-12)
+    expected = (J * diagonal.unsqueeze(2)).square().sum((0, 1))
+    torch.testing.assert_close(features.curvature_diagonal(RowNoise(diagonal)), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_bfloat16_is_near_and_gives_single_precision() -> None:
+    module, x = resnet18(1, 3, 2), torch.randn(N, 1, 8, 8)
+    network = Network(module, caveat.Categorical())
+    rows = Rows((x, torch.zeros(N, dtype=torch.long)))
+    exact, rough = (NetworkFeatures(network, network.params(), rows, bfloat16=b) for b in (False, True))
+    z, v = torch.randn(K, exact.size), torch.randn(K, N, 3)
+    a, b = next(exact.blocks()), next(rough.blocks())
+    for precise, short in ((a.forward(z), b.forward(z)), (a.backward(v), b.backward(v)), (a.outputs, b.outputs)):
+        assert short.dtype == torch.float32
+        assert 1e-5 < float((short - precise).norm() / precise.norm()) < 0.2
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return g
+
+
+class Signs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(Straight.apply(self.first(x)))
+
+
+class OverTheBatch(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.parametrize(("module", "named"), [(Signs(), "first.weight"), (OverTheBatch(4, 3), "weight")])
+def test_derivatives_that_are_not_autograds_are_refused(module: nn.Module, named: str) -> None:
+    with pytest.raises(ValueError, match=rf"derivatives of {named}.*row alone.*leave those parameters out"):
+        features_of(module, torch.randn(N, 4))
+
+
+def test_an_operation_without_forward_mode_is_named_with_its_layer() -> None:
+    module = nn.Sequential(nn.EmbeddingBag(7, 4, mode="max"), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"cannot linearise aten._embedding_bag.*which 0 uses.*leave the param"):
+        features_of(module, torch.randint(7, (N, 3)))
+    assert features_of(module, torch.randint(7, (N, 3)), names=["1.weight", "1.bias"]).size == 15
+
+
+class Branching(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
+
+def test_a_network_that_looks_at_its_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot be traced.*without branches that depend on numbers"):
+        features_of(Branching(4, 3), torch.randn(N, 4))
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"names=\['other'\] must be among the parameters"):
+        features_of(nn.Linear(4, 3), torch.randn(N, 4), names=["other"])
+
+
+def test_rows_without_finite_derivatives_are_named() -> None:
+    class Root(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).abs().sqrt()
+
+    x = torch.ones(N, 2)
+    x[3] = 0
+    features = features_of(Root(2, 2, bias=False), x, block_rows=2)
+    model = LinearModel(features, RowNoise(torch.ones(N, 2).double()), torch.ones(1).double())
+    with pytest.raises(ValueError, match="the features of rows 2 to 3 give products that hold NaN"):
+        model.check_finite()
