@@ -1,7 +1,8 @@
 """One network out of a posterior, as a module for inference, for a device that has no room or no time for draws.
 
 A posterior over active weights (SSVI, MeanFieldVI, RigL) has a network at its means, or one at a draw: sparse layers
-that compute with their active weights alone, or narrow ones, and BatchNorm folded into the layer before it.
+that compute with their active weights alone, or narrow ones, and BatchNorm folded into the layer before it. A posterior
+of a few draws (AEB, MaskedBNN) has one at each of them.
 """
 
 import warnings
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from caveat.engine.active import network_at
+from caveat.engine.draws import pick
 from caveat.engine.folding import folded
+from caveat.engine.samples import count, one_draw
 from caveat.posterior import Posterior
 
 __all__ = ["deploy"]
@@ -21,7 +24,7 @@ def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
 
     Args:
         posterior: of a method with active weights
-        seed: of a draw of the weights; without one they are at their means
+        seed: of a draw of the weights; without one they are at their means, or at the last of a few draws
     """
     if "active" not in posterior.state:
         raise TypeError(
@@ -29,7 +32,10 @@ def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
             "posterior.sample(n), or fit SSVI, MeanFieldVI or RigL"
         )
     rng = None if seed is None else torch.Generator().manual_seed(seed)
-    module = network_at(posterior.state, posterior.network, rng)
+    state, draws = posterior.state, count(posterior.state)
+    if draws:
+        state = one_draw(state, draws - 1 if rng is None else pick(draws, 1, rng)[0])
+    module = network_at(state, posterior.network, rng)
     found = folded(module.eval())
     if found.reason is not None:
         warnings.warn(f"no BatchNorm was folded into the layer before it: {found.reason}", stacklevel=2)

@@ -5,7 +5,16 @@ import torch
 from torch import nn
 
 import caveat
-from caveat import MAP, SSVI, MeanFieldVI, RigL, Training
+from caveat import (
+    MAP,
+    SSVI,
+    GroupVariationalDropout,
+    MeanFieldVI,
+    RigL,
+    StructuredBayesianPruning,
+    Training,
+    VariationalDropout,
+)
 from caveat.engine.sparse_layers import SparseLayer
 
 
@@ -31,6 +40,9 @@ METHODS = {
     "channel": SSVI(structure="channel", density=0.3, interval=4, training=SHORT),
     "dense": MeanFieldVI(training=SHORT),
     "rigl": RigL(density=0.2, interval=4, training=SHORT),
+    "dropout": VariationalDropout(threshold=-9.0, training=SHORT),
+    "group dropout": GroupVariationalDropout(threshold=-9.9, training=SHORT),
+    "pruning": StructuredBayesianPruning(threshold=180.0, training=SHORT),
 }
 
 

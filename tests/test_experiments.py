@@ -75,3 +75,25 @@ def test_rows_come_back_from_an_exported_file(
         (x, y), (again, labels) = getattr(own, part).tensors, getattr(copied, part).tensors
         assert y.equal(labels)
         assert (x - again).abs().max() < 1e-5
+
+
+def test_the_second_table_has_all_eight_methods_and_goes_on_where_it_stopped(
+    ssvi: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = import_module("second_table")
+    try:
+        for name, scale in second.SCALES.items():
+            assert len(second.methods(scale, second.training_of(name, scale, "cpu"))) == 8
+        words = ["--quick", "--seeds", "1", "--csv", str(tmp_path / "table.csv")]
+        words += ["--methods", "RigL", "StructuredBayesianPruning"]
+        assert second.main(words) == 0
+        rows = second.read(tmp_path / "table.csv")
+        assert [row["method"] for row in rows] == ["RigL", "StructuredBayesianPruning"]
+        assert rows[1]["left"].startswith("1: ")
+        for column in ("accuracy", "nll", "bytes", "training_flops", "seconds", "predict", "pass"):
+            assert all(float(row[column]) > 0 for row in rows)
+        assert second.main(words) == 0
+        assert len(second.read(tmp_path / "table.csv")) == 2
+        assert "| RigL |" in capsys.readouterr().out
+    finally:
+        sys.modules.pop("second_table", None)

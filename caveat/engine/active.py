@@ -2,7 +2,7 @@
 
 The state's group "active" has flat tensors: mean, log_std (none for points), int32 indices of the layers that are not
 dense, and the counts of all linear and convolutional layers, 0 for those that are points; these and biases, norm layers
-and buffers are in "rest".
+and buffers are in "rest". A group "noise" has numbers that multiply whole units (`engine.groups`).
 """
 
 import math
@@ -17,6 +17,7 @@ from caveat.batches import Inputs, move, slices
 from caveat.engine.accounting import Account, Cost, LayerCost, Scheme, account
 from caveat.engine.channel_exchange import of_slices, widened
 from caveat.engine.draws import PIECE_ROWS
+from caveat.engine.groups import drawn, expected, factors_of, scaled
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import Geometry
 from caveat.engine.sparse_layers import Layout, Substitute, candidates, left_out, weight_name
@@ -131,20 +132,23 @@ def layout_of(state: State, network: Network) -> Layout:
     return Layout({name: layers[name] for name in counts}, counts, state["active"]["indices"])
 
 
-def _values(state: State, rng: torch.Generator) -> Tensor:
-    """Flat weights: a draw, or the points."""
-    mean, log_std = state["active"]["mean"], state["active"].get("log_std")
-    if log_std is None:
-        return mean
-    noise = torch.randn(mean.shape, generator=rng, dtype=mean.dtype).to(mean.device)
-    return torch.addcmul(mean, log_std.exp(), noise)
+def _values(state: State, layout: Layout, rng: torch.Generator | None) -> Tensor:
+    """Flat weights: a draw, or without a generator the means; of points the points, but for noise of whole units."""
+    values, log_std = state["active"]["mean"], state["active"].get("log_std")
+    if log_std is not None and rng is not None:
+        noise = torch.randn(values.shape, generator=rng, dtype=values.dtype).to(values.device)
+        values = torch.addcmul(values, log_std.exp(), noise)
+    if "noise" not in state:
+        return values
+    units = expected(state["noise"]) if rng is None else drawn(state["noise"], rng)
+    return scaled(values, layout, factors_of(state["noise"], units))
 
 
 def active_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
     """The `draws` of a method whose state has active weights: whole weights, zero where there are none."""
     layout = layout_of(state, own_network(state, network))
     for _ in range(n):
-        params = state["rest"] | layout.whole(_values(state, rng))
+        params = state["rest"] | layout.whole(_values(state, layout, rng))
         yield widened(params, network, state["slices"]) if "slices" in state else params
 
 
@@ -161,7 +165,7 @@ def active_outputs(
             if local:
                 substitute.use(state["active"]["mean"], (2 * state["active"]["log_std"]).exp())
             else:
-                substitute.use(_values(state, rng))
+                substitute.use(_values(state, substitute.layout, rng))
             pieces = (move(piece, network.device) for piece in slices(x, PIECE_ROWS))
             outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
     return torch.stack(outputs), state["hyper"]
@@ -171,7 +175,7 @@ def network_at(state: State, network: Network, rng: torch.Generator | None) -> n
     """A module with the weights of a draw, or at their means."""
     own = own_network(state, network)
     layout = layout_of(state, own)
-    values = state["active"]["mean"] if rng is None else _values(state, rng)
+    values = _values(state, layout, rng)
     sparse = Layout(
         {name: geometry for name, geometry in layout.geometries.items() if not layout.is_dense(name)},
         {name: count for name, count in layout.counts.items() if not layout.is_dense(name)},

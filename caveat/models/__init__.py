@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from caveat.models.cnn_lstm import cnn_lstm
-from caveat.models.lenet import lenet5
+from caveat.models.lenet import lenet5, lenet_caffe
 from caveat.models.mlp import mlp
 from caveat.models.resnet18 import resnet18
 from caveat.models.resnet20_frn import resnet20_frn
@@ -17,12 +17,13 @@ from caveat.models.resnet20_frn import resnet20_frn
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "lenet5": lenet5,
+    "lenet_caffe": lenet_caffe,
     "resnet18": resnet18,
     "resnet20_frn": resnet20_frn,
     "cnn_lstm": cnn_lstm,
 }
 
-__all__ = ["MODELS", "cnn_lstm", "for_data", "lenet5", "mlp", "resnet18", "resnet20_frn"]
+__all__ = ["MODELS", "cnn_lstm", "for_data", "lenet5", "lenet_caffe", "mlp", "resnet18", "resnet20_frn"]
 
 
 def for_data(name: str, input_shape: Sequence[int], out_features: int) -> nn.Module:
@@ -38,6 +39,6 @@ def for_data(name: str, input_shape: Sequence[int], out_features: int) -> nn.Mod
             f"{name} takes images [channels, height, width], but a row of the data has shape "
             f"{list(input_shape)}: use mlp"
         )
-    if name == "lenet5":
-        return lenet5(input_shape[0], out_features, input_shape[1])
+    if name in ("lenet5", "lenet_caffe"):
+        return MODELS[name](input_shape[0], out_features, input_shape[1])
     return MODELS[name](input_shape[0], out_features)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jvp, stack_module_state, vmap
 
-from caveat.models import MODELS, cnn_lstm, lenet5, mlp, resnet18, resnet20_frn
+from caveat.models import MODELS, cnn_lstm, lenet5, lenet_caffe, mlp, resnet18, resnet20_frn
 from caveat.models.cnn_lstm import LastStateLSTM
 from caveat.models.resnet20_frn import FilterResponseNorm
 
@@ -28,6 +28,7 @@ def tokens(n, length):
 
 CASES = {  # builder, input of four rows, outputs
     "mlp": (small_mlp, images(4, 3, 2), 3),
+    "lenet_caffe": (lambda: lenet_caffe(image_size=18, out_features=7), images(4, 1, 18), 7),
     "lenet5": (lambda: lenet5(image_size=14, out_features=7), images(4, 1, 14), 7),
     "resnet18": (lambda: resnet18(width=4, out_features=5), images(4, 3, 16), 5),
     "resnet20_frn": (lambda: resnet20_frn(in_channels=1, width=4), images(4, 1, 16), 10),
@@ -129,12 +130,13 @@ def test_forward_mode_agrees_with_finite_differences(case):
         (mlp(8, 2), 8 * 50 + 50 + 50 * 2 + 2),
         (mlp(784, 10, hidden=()), 7_850),
         (lenet5(), 61_706),
+        (lenet_caffe(), 431_080),
         (lenet5(in_channels=3, image_size=32), 83_126),
         (resnet18(), 11_173_962),
         (resnet20_frn(), 274_042),
         (cnn_lstm(), 2_700_098),
     ],
-    ids=["mlp", "linear", "lenet5", "lenet5 colour", "resnet18", "resnet20_frn", "cnn_lstm"],
+    ids=["mlp", "linear", "lenet5", "lenet_caffe", "lenet5 colour", "resnet18", "resnet20_frn", "cnn_lstm"],
 )
 def test_parameter_count(model, parameters):
     assert count(model) == parameters
@@ -154,6 +156,8 @@ def test_lenet5_takes_any_size_from_twelve(size):
 def test_lenet5_refuses_smaller_images():
     with pytest.raises(ValueError, match="image_size=11"):
         lenet5(image_size=11)
+    with pytest.raises(ValueError, match="at least 16"):
+        lenet_caffe(image_size=15)
 
 
 def test_resnet18_keeps_the_resolution_in_its_stem_and_first_stage():

@@ -1,0 +1,235 @@
+"""AEB: draws of a network that is pruned under an adaptive spike-and-slab prior (Deng et al. 2019).
+
+    beta ~ slab N(0, sigma^2 v1) with probability delta of its layer, else spike Laplace(0, sigma v0)
+
+Stochastic gradient MCMC moves the weights; after every step stochastic approximation moves the inclusion probabilities,
+delta and sigma (`engine.spike_slab`), and the smallest weights of each layer are set to zero, more of them as the
+burn-in goes on. What is left at its end is the network that all draws have: values and places of active weights.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs
+from caveat.engine.accounting import Account, Scheme
+from caveat.engine.active import account_of
+from caveat.engine.densities import counts, dense_layers
+from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.langevin import Chain, LearnedNoise
+from caveat.engine.optimise import BatchPart
+from caveat.engine.pruning import smaller_layout
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.samples import sampled_draws, sampled_outputs
+from caveat.engine.sparse import Geometry
+from caveat.engine.sparse_layers import Layout, Substitute, candidates, sparse_layers, weight_name
+from caveat.engine.spike_slab import SpikeSlab
+from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
+from caveat.network import Layer, Network
+from caveat.priors import EmpCovPrior
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["AEB"]
+
+
+@dataclass(frozen=True)
+class AEB:
+    """SG-MCMC under a spike-and-slab prior that adapts, with weights pruned along the way."""
+
+    density: Annotated[float, Range(0, 1, open_low=True)] = 0.1  # share of the weights that are left
+    dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
+    spike: Positive = 0.02  # v0: the scale of excluded weights, in units of sigma
+    slab: Positive = 1.0  # v1: the variance of included weights, in units of sigma^2
+    burn_in: NonNegativeInt = 100  # epochs in which weights are removed, before the first draw
+    length: Count = 20  # draws
+    thin: Count = 2  # epochs from one draw to the next
+    learning_rate: Positive = 0.03  # eta times the number of rows: the step on the mean loss
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
+    temperature: Positive = 0.03  # 1 is the posterior; below 1 it is cold, and pruning finds better weights
+    batch_size: Count | None = None  # rows of a batch; the loader's unless given
+    starts_from: ClassVar[StartsFrom] = "trained"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["AEB"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    @property
+    def default_draws(self) -> int:
+        """Every draw once."""
+        return self.length
+
+    def pruned(self, network: Network) -> tuple[dict[str, Geometry], dict[str, int]]:
+        """The layers that are pruned, and how many weights each of them ends with."""
+        layers = sparse_layers(network)
+        dense = dense_layers(layers, self.dense)
+        left = counts(layers, self.density, "uniform", dense)
+        chosen = {name: geometry for name, geometry in layers.items() if name not in dense}
+        if not chosen:
+            raise ValueError(f"dense={self.dense!r} keeps every layer whole: leave one to prune")
+        return chosen, {name: left[name] for name in chosen}
+
+    def memory(self, network: Network) -> int:
+        """Values, gradients, velocities, noise and inclusion probabilities of all weights, and the draws."""
+        _, left = self.pruned(network)
+        return network.dtype.itemsize * (6 * network.n_parameters + self.length * sum(left.values()))
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Prune along the burn-in, then draw."""
+        network = task.network.to(run.device)
+        layers, left = self.pruned(network)
+        target = _Pruned(self, task, network, start, run, layers, left)
+        chain = Chain(task, run, self, target)
+        state = chain.run_all()
+        layout = target.substitute.layout
+        values = {name: layout.counts.get(name, 0) for name in candidates(network)}
+        state["active"] |= {"indices": layout.indices, "counts": torch.tensor([*values.values()])}
+        state["hyper"] = target.noise.fixed
+        return state, self._info(task, target, chain, run)
+
+    def _info(self, task: Task, target: "_Pruned", chain: Chain, run: Run) -> Info:
+        latent, layout = target.latent, target.substitute.layout
+        included = [float((part > 0.5).double().mean()) for part in latent.inclusion.split(latent.counts)]
+        found: dict[str, Any] = {
+            "draws": self.length,
+            "sigma": float(latent.variance.sqrt()),
+            "delta": dict(zip(layout.counts, latent.share.tolist(), strict=True)),
+            "included": dict(zip(layout.counts, included, strict=True)),
+            "ran_sparse": target.substitute.ran_sparse(),
+        }
+        made, what = target.accounts[1], f"{self.length} draws by SG-MCMC"
+        found |= {"history": chain.history, "density": made.density, "account": made.as_json()}
+
+        def treatment(layer: Layer) -> str:
+            if layer.name not in layout.counts:
+                return what
+            return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
+
+        return run.info(task.network.to(run.device), treatment, found)
+
+    draws = sampled_draws
+    outputs = sampled_outputs
+    closed_form = no_closed_form
+    moments = no_moments
+    update = no_update
+
+
+class _Pruned:
+    """The weights of a network that is being pruned, and then of the one that is left."""
+
+    def __init__(
+        self,
+        method: AEB,
+        task: Task,
+        network: Network,
+        start: State,
+        run: Run,
+        layers: dict[str, Geometry],
+        left: dict[str, int],
+    ) -> None:
+        self.method, self.task, self.run, self.left = method, task, run, left
+        _check_prior(network, layers)
+        nowhere = torch.zeros(0, dtype=torch.int32, device=run.device)
+        layout = Layout(layers, {name: geometry.size for name, geometry in layers.items()}, nowhere)
+        self.substitute = Substitute(network, layout, start["params"])
+        values = layout.gathered({name: start["params"][weight_name(name)] for name in layers})
+        self.latent = SpikeSlab([*layout.counts.values()], method.spike, method.slab, values)
+        self.noise = LearnedNoise(network, task.hyper, start["hyper"])
+        own = dict(self.substitute.network.module.named_parameters())
+        rest = {name: own[name].requires_grad_() for name in self.substitute.network.names}
+        self.moved = {"active": values.clone().requires_grad_()} | rest | self.noise.moved
+        self.places: Tensor | None = None  # of the weights that are left, among all; once the burn-in is over
+        scheme = Scheme(gaussian=False, optimizer="sgd")
+        few = Layout(layers, left, nowhere)
+        self.accounts: tuple[Account, Account] = (
+            account_of(task, layout, run, scheme),
+            account_of(task, few, run, scheme),
+        )
+
+    @property
+    def values(self) -> Tensor:
+        """Of the weights that there are, flat."""
+        return self.moved["active"]
+
+    def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
+        """Likelihood, spike-and-slab prior of the weights, and the task's prior of everything else."""
+        self.substitute.use(self.values)
+        outputs = self.substitute.network.training_pass(x)
+        found = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
+        rest = {name: self.moved[name] for name in self.substitute.network.names}
+        prior = self.latent.log_prior(self.values) + self.noise.log_prior()
+        return found + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
+
+    def after_step(self, chain: Chain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+        """Set the smallest weights to zero, then have the latent quantities follow."""
+        with torch.no_grad():
+            if self.places is None:
+                self._truncate(1 - torch.tensor(-10 * chain.burnt_in).exp().item())
+            self.latent.update(self.values)
+
+    def _truncate(self, share: float) -> None:
+        """Zero in each layer for a share of the weights that are to go: the smallest, which may grow again."""
+        for name, part in self.substitute.layout.split(self.values):
+            gone = int(share * (len(part) - self.left[name]))
+            if gone:
+                size = part.abs()
+                part[size <= size.kthvalue(gone).values] = 0
+
+    def after_epoch(self, chain: Chain) -> None:
+        """At the end of the burn-in, go on with the largest weights alone."""
+        buffers = [b for b in self.substitute.network.module.buffers() if b.is_floating_point()]
+        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
+        for buffer in buffers if self.run.ranks.size > 1 else []:
+            buffer /= self.run.ranks.size
+        if chain.epoch >= self.method.burn_in and self.places is None:
+            parts, before = [], 0
+            for name, part in self.substitute.layout.split(self.values.detach()):
+                parts.append(before + part.abs().topk(self.left[name]).indices.sort().values)
+                before += len(part)
+            self._settle(torch.cat(parts))
+            chain.velocity["active"] = chain.velocity["active"][self.places]
+
+    def _settle(self, places: Tensor) -> None:
+        keep = torch.zeros(len(self.values), dtype=torch.bool, device=places.device).index_fill(0, places, True)
+        self.substitute.arrange(smaller_layout(self.substitute.layout, keep))
+        self.moved["active"] = self.values.detach()[places].clone().requires_grad_()
+        self.latent.select(places, [*self.left.values()])
+        self.places = places
+
+    def flops(self) -> float:
+        """As long as weights may come back, the passes are of all of them."""
+        return self.accounts[self.places is not None].total.training_flops
+
+    def draw(self) -> State:
+        """Weights that are left, and everything else."""
+        learned = {name: t.detach().clone() for name, t in self.noise.moved.items()}
+        return {"active": {"mean": self.values.detach().clone()}, "rest": self.substitute.rest() | learned}
+
+    def carry(self) -> State:
+        """The latent quantities, which weights are left, and statistics."""
+        places = {} if self.places is None else {"places": self.places}
+        buffers = dict(self.substitute.network.module.named_buffers())
+        return {"latent": self.latent.tensors(), "places": places, "buffers": buffers}
+
+    def restore(self, carry: State) -> None:
+        """Take it up again."""
+        if carry["places"]:
+            self._settle(carry["places"]["places"].to(self.run.device))
+        self.latent.restore(carry["latent"])
+        for name, buffer in self.substitute.network.module.named_buffers():
+            buffer.copy_(carry["buffers"][name])
+
+
+def _check_prior(network: Network, layers: dict[str, Geometry]) -> None:
+    prior = network.prior
+    if isinstance(prior, EmpCovPrior) and prior.layer in map(weight_name, layers):
+        raise ValueError(
+            f"AEB gives weights that it prunes a prior of its own, and {prior.layer}, which this task's EmpCovPrior is "
+            "about, is among them: keep that layer whole with dense=, or use another prior"
+        )
+
+
+AEB.quick = AEB(density=0.3, burn_in=20, length=10, thin=1)

@@ -1,0 +1,106 @@
+"""Masked Bayesian neural network: draws of the weights and of which nodes there are (Kong et al. 2023).
+
+    p(theta, m | D) ~ p(D | theta, m) p(theta) P(m),   P(m) ~ prod over layers exp(-(lambda log n)^5 s^2) / C(width, s)
+
+with s nodes on. Stochastic gradient MCMC moves the weights; every few steps nodes die or are born by a
+Metropolis-Hastings move that looks at gradients (`engine.masks`). Each draw is a narrower network of its own, and is
+stored and run as one.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+
+from caveat.engine.active import own_network
+from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.langevin import Chain
+from caveat.engine.masked_network import MaskedNetwork, mean_account
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.samples import one_draw, sampled_draws, sampled_outputs
+from caveat.engine.sparse_layers import candidates, weight_name
+from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
+from caveat.network import Layer, Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["MaskedBNN"]
+
+
+@dataclass(frozen=True)
+class MaskedBNN:
+    """SG-MCMC over weights, with nodes that are born and die by Metropolis-Hastings."""
+
+    sparsity: NonNegative = 0.1  # lambda: how much the prior is against many nodes
+    interval: Count = 5  # steps from one birth or death to the next
+    most: Annotated[int, Range(1, 5)] = 3  # nodes that are born or die at once
+    burn_in: NonNegativeInt = 100  # epochs before the first draw
+    length: Count = 20  # draws
+    thin: Count = 2  # epochs from one draw to the next
+    learning_rate: Positive = 0.1  # eta times the number of rows: the step on the mean loss
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
+    temperature: Positive = 1.0  # of the weights; below 1: a cold posterior
+    batch_size: Count | None = None  # rows of a batch; the loader's unless given
+    starts_from: ClassVar[StartsFrom] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["MaskedBNN"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    @property
+    def default_draws(self) -> int:
+        """Every draw once."""
+        return self.length
+
+    def memory(self, network: Network) -> int:
+        """Values, gradients, velocities, noise, a narrow copy, and draws that are as wide as can be."""
+        return (6 + self.length) * network.n_parameters * network.dtype.itemsize
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Weights and nodes together, from all nodes on."""
+        network = task.network.to(run.device)
+        target = MaskedNetwork(task, start, run, self)
+        chain = Chain(task, run, self, target)
+        state = chain.run_all()
+        state["active"] |= {
+            "indices": torch.zeros(0, dtype=torch.int32, device=run.device),
+            "counts": torch.zeros(len(candidates(network)), dtype=torch.int64),
+        }
+        state["hyper"] = target.noise.fixed
+        return state, self._info(state, target, chain, run)
+
+    def _info(self, state: State, target: MaskedNetwork, chain: Chain, run: Run) -> Info:
+        network = target.network
+        made = mean_account([target.account(own_network(one_draw(state, i), network)) for i in range(self.length)])
+
+        def nodes(layer: str) -> str:
+            """Outputs of a layer, over the draws."""
+            name = weight_name(layer)
+            width, own = candidates(network)[layer].shape[0], set()
+            for i in range(self.length):
+                on = state.get("slices", {}).get(f"{i}/{name}/0")
+                own.add(width if on is None else len(on))
+            some = f"{min(own)}" if len(own) == 1 else f"{min(own)} to {max(own)}"
+            return f"{some} of {width} nodes"
+
+        def treatment(layer: Layer) -> str:
+            what = f"{self.length} draws by SG-MCMC"
+            return f"{what}, {nodes(layer.name)}" if layer.name in candidates(network) else what
+
+        found: dict[str, Any] = {
+            "history": chain.history, "density": made.density, "account": made.as_json(), "draws": self.length,
+            "nodes": {name: nodes(name) for name in candidates(network)},
+            "accepted": target.accepted / max(target.tried, 1),
+            "whole": {} if target.channels is None else target.channels.whole,
+        }  # fmt: skip
+        return run.info(network, treatment, found)
+
+    draws = sampled_draws
+    outputs = sampled_outputs
+    closed_form = no_closed_form
+    moments = no_moments
+    update = no_update
+
+
+MaskedBNN.quick = MaskedBNN(interval=2, burn_in=25, length=10, thin=1)

@@ -1,0 +1,101 @@
+"""Variational dropout that prunes weights: each learns a dropout rate of its own (Molchanov et al. 2017).
+
+    q(w_k) = N(w_k; mu_k, alpha_k mu_k^2),   p(|w_k|) proportional to 1 / |w_k|
+    minimise  beta/N sum_k KL(alpha_k) - 1/N E_q log p(D | w);   then drop the weights with log alpha_k > threshold
+
+The divergence from the log-uniform prior depends on alpha alone and falls to zero as alpha grows: a weight that the
+data do not hold on to drowns in its own noise. What is learned are mu and log sigma, sigma^2 = alpha mu^2, whose
+gradients are quieter than those of alpha. What stays has its Gaussian, and is stored as SSVI's weights are.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from caveat.engine.accounting import Scheme
+from caveat.engine.active import Prediction, account_of, active_draws, active_outputs, begin, describe, fresh_layout
+from caveat.engine.draws import no_closed_form, no_moments, no_update
+from caveat.engine.dropout_noise import log_alpha, log_uniform_kl
+from caveat.engine.noisy_training import Noise, NoisyTraining
+from caveat.engine.pruning import kept_weights, pruned_account, smaller_layout
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.training import Training
+from caveat.engine.variational import Trained
+from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
+from caveat.network import Network
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["VariationalDropout"]
+
+
+@dataclass(frozen=True)
+class VariationalDropout:
+    """Gaussians over weights under a log-uniform prior, of which those that are mostly noise are dropped."""
+
+    threshold: float = 3.0  # of log alpha, log variance less log squared mean: weights above go
+    initial_std: Positive = 0.0067  # of the weights: log variance -10
+    std_learning_rate: Positive = 0.03  # of log std, by Adam
+    kl_weight: NonNegative = 1.0  # beta at its highest; 1 is the ELBO
+    kl_warmup: Share = 0.5  # share of training over which it rises from 0
+    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    default_draws: Count = 10  # a prediction's draws
+    training: Training = Training()
+    starts_from: ClassVar[StartsFrom] = "scratch"
+    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+    quick: ClassVar["VariationalDropout"]
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def memory(self, network: Network) -> int:
+        """Two values, their gradients and moments for each weight."""
+        return 10 * network.dtype.itemsize * network.n_parameters
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Train with all weights, then drop those that are noise."""
+        network = task.network.to(run.device)
+        layers = sparse_layers(network)
+        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = begin(network, start, layout)
+        log_std = torch.full_like(mean, math.log(self.initial_std))
+        noise = Noise(
+            weights={"active.mean": mean},
+            scales={"active.log_std": log_std},
+            ready=lambda draw: substitute.use(mean, (2 * log_std).exp()),
+            quiet=lambda: substitute.use(mean.detach()),
+            divergence=lambda: log_uniform_kl(log_alpha(mean, log_std)).sum(),
+        )
+        trainer = NoisyTraining(
+            task,
+            substitute,
+            noise,
+            start["hyper"],
+            self.training,
+            run,
+            noise_learning_rate=self.std_learning_rate,
+            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+        )
+        scheme = Scheme(optimizer=self.training.optimizer)
+        before = account_of(task, layout, run, scheme)
+        history = trainer.train(before.total.training_flops)
+        mean, log_std = mean.detach(), log_std.detach()
+        keep = kept_weights(layout, -log_alpha(mean, log_std), -self.threshold, run)
+        rest, hyper = trainer.finish(lambda: substitute.use(mean * keep))
+        few = smaller_layout(layout, keep)
+        trained = Trained(few, mean[keep], log_std[keep], rest, hyper, history)
+        made = pruned_account(before, account_of(task, few, run, scheme))
+        found = {"sparsity": 1 - made.density, "median_std": float(log_std[keep].median().exp())}
+        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+
+    draws = active_draws
+    outputs = active_outputs
+    closed_form = no_closed_form
+    moments = no_moments
+    update = no_update
+
+
+VariationalDropout.quick = VariationalDropout(training=replace(Training(), epochs=60, learning_rate=0.01))
