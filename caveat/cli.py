@@ -71,7 +71,7 @@ class Fit:
     out: Path  # the posterior's folder; an unfinished fit keeps its place in <out>.partial and goes on from there
     data: str = "digits"  # a data set's name, or a path to an npz, a csv, or a folder of class folders
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
-    model: str = "mlp"  # mlp, lenet5, resnet18, resnet20_frn, cnn_lstm, or file.py:function that returns a module
+    model: str = "mlp"  # mlp, lenet5, lenet_caffe, resnet18, resnet20_frn, cnn_lstm, or file.py:function that makes one
     likelihood: LikelihoodName = "auto"  # of the targets; auto goes by the data
     prior_precision: Positive = 1.0  # of a Gaussian prior on every weight
     parameters: str = "*"  # pattern of the names of the weights that inference is about
@@ -149,13 +149,14 @@ class Predict:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score posteriors on clean, rotated and outside data; each gets a folder of predictions and metrics."""
+    """Score posteriors on clean, shifted and outside data; each gets a folder of predictions and metrics."""
 
     posteriors: tuple[Path, ...]  # folders that `caveat fit` wrote
     out: Path = Path("results")  # one sub-folder a posterior goes here
     data: str | None = None  # a data set whose test rows are scored; the posterior's own unless given
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
     rotate: tuple[float, ...] = ()  # degrees by which test images are also rotated
+    shift: tuple[str, ...] = ()  # shifts by name, each at all its severities: fog, translation, ...; or corruptions
     ood: tuple[str, ...] = ()  # data from outside: photographs, permuted, constant, noise, or another image set
     draws: int | None = None  # posterior draws a prediction; the method's own number unless given
     samples: bool = False  # also keep every draw's prediction
@@ -178,6 +179,9 @@ class Evaluate:
             if self.rotate:
                 black = data.preprocessing.get("black", 0.0)
                 inside["rotated"] = {angle: (sets.rotate(x, angle, fill=black), y) for angle in self.rotate}
+            for wanted in self.shift:
+                kinds = tuple(sets.CORRUPTIONS) if wanted == "corruptions" else (wanted,)
+                inside |= {kind: sets.shifted(data, kind, seed=common.seed) for kind in kinds}
             outside = {name: sets.out_of_distribution(name, data, self.data_dir, seed=common.seed) for name in self.ood}
             evaluate(
                 posterior,
@@ -201,16 +205,67 @@ class Evaluate:
 class Report:
     """Make one self-contained HTML page of a folder of results."""
 
-    results: Path  # the folder that `caveat evaluate` or `caveat demo` wrote
+    results: Path | None = None  # a folder of `caveat bench`, `evaluate` or `demo`; the newest below here unless given
     out: Path | None = None  # the page; report.html in that folder unless given
-    title: str = "Caveat report"  # of the page
+    title: str | None = None  # of the page; a bench has its own
 
     def run(self, common: Common) -> None:
         """Write the page."""
         from caveat import report
 
-        page = report.write(self.results, self.out, title=self.title)
+        page = report.write(self.results or report.newest(), self.out, title=self.title)
         common.show({"report": str(page)}, f"The page: {page}")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Run an experiment file: every method on every data set, model and seed, clean and shifted, in tables.
+
+    Done cells are skipped, a stopped one goes on from its checkpoint, a failed one is tried again. Exit code 1 where
+    cells failed; the others are done all the same.
+    """
+
+    out: Path | None = None  # folder of the results; results/<name of the file> unless given
+    jobs: Count = 1  # cells at a time, each in its own process; the threads are divided among them
+    dry_run: bool = False  # only show the grid, with the time and memory it will take
+    parquet: bool = False  # write the tables as parquet too; needs pyarrow
+    data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def run(self, common: Common, file: Path) -> None:
+        """Run what is missing; say where methods are no better than a tempered MAP."""
+        from caveat import bench
+
+        out = self.out or Path("results") / file.stem
+        place = bench.Place(out, common.place(), self.data_dir, progress=not common.quiet)
+        if self.dry_run:
+            experiment = bench.read_experiment(file)
+            found = bench.estimates(experiment, bench.cells_of(experiment), place)
+            common.show({"grid": [dataclasses.asdict(e) for e in found]}, bench.estimate_text(found, self.jobs))
+            return
+
+        def say(text: str) -> None:
+            if not common.quiet and _first_rank():
+                print(text, file=sys.stderr, flush=True)
+
+        done = bench.run_bench(file, place, jobs=self.jobs, parquet=self.parquet, say=say)
+        content = {
+            "out": str(out),
+            "cells": done.cells,
+            "ran": done.ran,
+            "failed": done.failed,
+            "guards": [dataclasses.asdict(guard) for guard in done.guards],
+        }
+        common.show(
+            content, f"{bench.guard_text(done.guards)}\n\nThe tables: {out}\nTheir page: caveat report --results {out}"
+        )
+        if done.failed:
+            listed = "".join(f"\n  {cell}: {error}" for cell, error in done.failed.items())
+            raise RuntimeError(
+                f"{len(done.failed)} of {done.cells} cells failed; the same command tries them again:{listed}"
+            )
 
 
 @dataclass(frozen=True)
@@ -338,13 +393,15 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
 
     runners: dict[type, Callable[[Any], None]] = {}
 
-    def leaf(name: str, verb: type, method: type | None = None, which: Any = None) -> Any:
+    def leaf(name: str, verb: type, method: type | None = None, which: Any = None, about: str = "which one") -> Any:
         flat = tyro.conf.arg(name="")
         fields: list[Any] = [("verb", Annotated[verb, flat])]
         if which is not None:
-            fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help="which one")]))
+            fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help=about)]))
         if method is not None:
-            fields.append(("method", Annotated[method, flat], dataclasses.field(default_factory=method)))
+            # A knob that may be of two kinds, as a solver may, is of its default's kind here, with all its knobs shown.
+            own = Annotated[method, flat, tyro.conf.AvoidSubcommands]
+            fields.append(("method", own, dataclasses.field(default_factory=method)))
         fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
         parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
         parsed.__doc__ = _summary(method or verb)
@@ -356,12 +413,13 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
     verbs = {"demo": Demo, "predict": Predict, "evaluate": Evaluate, "report": Report, "methods": Methods}
     verbs |= {"diagnose": Diagnose}
     leaves = {name: leaf(name, verb) for name, verb in verbs.items()}
+    leaves["bench"] = leaf("bench", Bench, which=Path, about="the experiment, a TOML file; see docs/bench.md")
     builds = leaf("build", Reference, which=Literal[tuple(RECIPES)])
     references: Any = Union[builds, leaf("list", References)]  # noqa: UP007
     about = "Reference posteriors, which others are compared with: build one, or list them."
     leaves["reference"] = Annotated[references, tyro.conf.subcommand("reference", prefix_name=False, description=about)]
     leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=_summary(Fit))]
-    order = ("demo", "fit", "predict", "evaluate", "report", "diagnose", "reference", "methods")
+    order = ("demo", "fit", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
 
 
@@ -438,6 +496,8 @@ def _reason(error: Exception) -> str:
 
 
 def _stopped(verb: Any) -> str:
+    if isinstance(verb, Bench):
+        return "stopped; finished cells are kept, and the same command goes on from there"
     if not isinstance(verb, Fit):
         return "stopped"
     kept = [*verb.out.with_name(f"{verb.out.name}.partial").rglob("*.safetensors")]

@@ -58,6 +58,14 @@ def test_from_fit_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (results / "results.csv").exists()
     metrics = json.loads((results / "swag" / "metrics.json").read_text())
     assert [d["name"] for d in metrics["data"]] == ["clean", "rotated 30", "rotated 60", "permuted"]
+    again = ["--posteriors", point, "--shift", "contrast", "translation", "--out", tmp_path / "shifted", "--quiet"]
+    assert run(capsys, "evaluate", *again)[0] == 0
+    metrics = json.loads((tmp_path / "shifted" / "point" / "metrics.json").read_text())
+    assert [d["name"] for d in metrics["data"]][::5] == ["clean", "contrast 5", "translation 0.25"]
+    accuracy = [d["metrics"]["accuracy"]["mean"] for d in metrics["data"]]
+    assert accuracy[10] < accuracy[6] - 0.1, "digits moved by a quarter of their side are not read"
+    code, _, err = run(capsys, "evaluate", "--posteriors", point, "--shift", "contrasts", "--out", tmp_path / "none")
+    assert (code, "did you mean 'contrast'?" in err) == (1, True)
     code, out, _ = run(capsys, "report", "--results", results, "--title", "Mine")
     assert code == 0
     assert "<title>Mine</title>" in (results / "report.html").read_text()
@@ -108,7 +116,7 @@ def test_help_shows_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
             for knob in names:
                 assert f"--{knob.replace('_', '-')}" in out, f"{name} --help does not show {knob}"
     code, out, _ = run(capsys, "--help")
-    for verb in ("demo", "fit", "predict", "evaluate", "report", "methods"):
+    for verb in ("demo", "fit", "predict", "evaluate", "bench", "report", "methods"):
         assert verb in out
 
 

@@ -22,7 +22,7 @@ from caveat.posterior import Posterior
 from caveat.rows import Data, Rows
 from caveat.storage import FORMAT, encode, write_arrays, write_json
 
-__all__ = ["evaluate", "predict_rows"]
+__all__ = ["evaluate", "predict_rows", "slug"]
 
 _BLOCK_ROWS = 4096  # predicted at once
 _THUMBNAILS = 24  # images kept of a data set: rows that went wrong, then the least certain
@@ -70,7 +70,7 @@ def evaluate(
     with tqdm(total=total, unit="row", desc=f"{name}: predict", delay=1.0, disable=not progress, leave=False) as bar:
         for part in parts:
             arrays = _predict(posterior, part, draws, seed, keep_samples, bar)
-            file = f"predictions/{_slug(part.name)}.npz"
+            file = f"predictions/{slug(part.name)}.npz"
             written[file] = arrays
             columns = {name: torch.from_numpy(array) for name, array in arrays.items()}  # what is kept is scored
             inside = inside or columns
@@ -118,9 +118,9 @@ def _parts(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Part]:
         else:
             parts.append(_Part(name, name, None, "test", Rows(value)))
     parts += [_Part(name, name, None, "ood", Rows(value, needs_targets=False)) for name, value in ood.items()]
-    slugs = [_slug(part.name) for part in parts]
-    for part, slug in zip(parts, slugs, strict=True):
-        if slugs.count(slug) > 1:
+    slugs = [slug(part.name) for part in parts]
+    for part, file in zip(parts, slugs, strict=True):
+        if slugs.count(file) > 1:
             raise ValueError(f"data set names must differ in letters and digits, {part.name!r} does not")
     return parts
 
@@ -136,7 +136,8 @@ def _known_to(reference: Posterior | ReferenceSet, parts: list[_Part]) -> list[_
     return found
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """A data set's name as that of its file."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "data"
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 
 from caveat.engine.diagnostics import RHAT_THRESHOLD
 from caveat.evaluate.chains import Evidence, Mixing
 from caveat.evaluate.diagnose import Diagnosis
 from caveat.evaluate.surface import Surface
-from caveat.files import whole_file
 from caveat.report.chain_plots import chain_style, energy_plot, rank_plot, rhat_plot, surface_plot, trace_plot
 from caveat.report.drawing import graph_objects
 from caveat.report.markup import draw, plural, section, swatch
-from caveat.report.page import _asset, _contents, _packed_plotly
+from caveat.report.shell import write_page
 
 __all__ = ["write_chains"]
 
@@ -29,18 +27,7 @@ def write_chains(
     graph_objects()  # says what to install before any work is done
     body = _summary(diagnosis) + _numbers(evidence, diagnosis) + _predictions(evidence, diagnosis)
     body += _sampler(evidence) + _weights(evidence, diagnosis) + _surface(surface)
-    page = Template(_asset("page.html")).substitute(
-        title=escape(title),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        plotly=_packed_plotly(),
-        contents=_contents(body),
-        legend=_legend(diagnosis.chains),
-        body=body,
-    )
-    with whole_file(Path(path)) as temporary:
-        temporary.write_text(page, encoding="utf-8", newline="")
-    return Path(path)
+    return write_page(path, title, _legend(diagnosis.chains), body)
 
 
 def _summary(diagnosis: Diagnosis) -> str:

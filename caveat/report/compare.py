@@ -61,7 +61,7 @@ def auroc_gain(run: Run, other: Run, name: str) -> Gain | None:
     inside = matched(run.clean, other.clean)
     outside = matched(run.by_name[name], other.by_name[name])
     ours, theirs = (
-        _placements(uncertainty(inside[which]), uncertainty(outside[which])) for which in (0, 1)
+        placements(uncertainty(inside[which]), uncertainty(outside[which])) for which in (0, 1)
     )  # each: [N] for inside rows, [M] for outside rows
     variance = 0.0
     for mine, yours, arrays in zip(ours, theirs, (inside[0], outside[0]), strict=True):
@@ -86,7 +86,9 @@ def uncertainty(arrays: Arrays) -> np.ndarray:
     return arrays["variance"].astype(np.float64).reshape(len(arrays["variance"]), -1).sum(axis=1)
 
 
-def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def placements(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """P(outside > x) for each x inside, and P(x > inside) for each x outside: the mean of either is the AUROC."""
+
     def share_below(values: np.ndarray, reference: np.ndarray) -> np.ndarray:  # ties count one half
         ordered = np.sort(reference)
         below = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")

@@ -14,11 +14,18 @@ from caveat.report.tables import format_bytes, format_seconds
 
 def configuration_section(runs: Sequence[Run]) -> str:
     """One folded part a run."""
+    return section(
+        "configuration", "How they were fitted", "Every knob, warning and version, run by run.", run_folds(runs)
+    )
+
+
+def run_folds(runs: Sequence[Run]) -> str:
+    """The folded parts alone."""
     body = ""
     for run in runs:
         count = len(run.info.get("warnings", []))
         body += fold(run.label, plural(count, "warning") if count else "", _configuration(run), is_open=False)
-    return section("configuration", "How they were fitted", "Every knob, warning and version, run by run.", body)
+    return body
 
 
 def _configuration(run: Run) -> str:
@@ -34,11 +41,11 @@ def _configuration(run: Run) -> str:
     }
     parts = {
         "Warnings": f'<ul class="warnings">{warnings}</ul>' if warnings else "",
-        f"Method: {run.method}": _pairs(run.fields),
-        "Fit": _pairs(cost),
-        "Diagnostics": _pairs(info.get("diagnostics") or {}),
+        f"Method: {run.method}": pairs(run.fields),
+        "Fit": pairs(cost),
+        "Diagnostics": pairs(info.get("diagnostics") or {}),
         "Layers": _layers(info.get("coverage") or []),
-        "Versions": _pairs(info.get("versions") or {}),
+        "Versions": pairs(info.get("versions") or {}),
     }
     return "".join(f"<h3>{escape(title)}</h3>{content}" for title, content in parts.items() if content)
 
@@ -54,7 +61,8 @@ def _layers(coverage: list[dict[str, Any]]) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="Coverage of layers">{table}</div>'
 
 
-def _pairs(values: dict[str, Any]) -> str:
+def pairs(values: dict[str, Any]) -> str:
+    """Names and values in columns."""
     items = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in _flatten(values))
     return f'<dl class="pairs">{items}</dl>' if items else ""
 

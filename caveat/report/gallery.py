@@ -73,18 +73,21 @@ def _exhibit(runs: Sequence[Run], name: str) -> Exhibit:
 
 def gallery_section(runs: Sequence[Run]) -> str:
     """Every exhibit as cards; the first is open."""
-    body = ""
-    for index, exhibit in enumerate(exhibits(runs)):
-        shown = range(len(exhibit.positions))
-        classes = next(iter(exhibit.said.values()))["probs"].shape[1]
-        names = runs[0].class_names if len(runs[0].class_names) == classes else [str(i) for i in range(classes)]
-        cards = "".join(_card(exhibit, which, styles(runs), names) for which in shown)
-        body += fold(exhibit.name, plural(len(shown), "image"), f'<div class="cards">{cards}</div>', index == 0)
+    body = "".join(exhibit_fold(runs, exhibit, index == 0) for index, exhibit in enumerate(exhibits(runs)))
     lead = (
         "Images that at least one run gets wrong, the most surely wrong first; of data from elsewhere, those that the "
         "runs are most sure of. Entropy is in nats."
     )
     return section("gallery", "Where they go wrong", lead, body)
+
+
+def exhibit_fold(runs: Sequence[Run], exhibit: Exhibit, is_open: bool) -> str:
+    """One exhibit as cards that open and close."""
+    shown = range(len(exhibit.positions))
+    classes = next(iter(exhibit.said.values()))["probs"].shape[1]
+    names = runs[0].class_names if len(runs[0].class_names) == classes else [str(i) for i in range(classes)]
+    cards = "".join(_card(exhibit, which, styles(runs), names) for which in shown)
+    return fold(exhibit.name, plural(len(shown), "image"), f'<div class="cards">{cards}</div>', is_open)
 
 
 def _card(exhibit: Exhibit, which: int, style: dict[str, Style], class_names: Sequence[str]) -> str:

@@ -63,14 +63,23 @@ def swatch(style: Style) -> str:
     return f'<i class="swatch" aria-hidden="true" style="color:{style.colour}">{CHARACTERS[style.symbol]}</i>'
 
 
-def legend(runs: Sequence[Run]) -> str:
-    """One button a run that hides and shows it everywhere."""
+def legend(runs: Sequence[Run], sets: Sequence[str] = ()) -> str:
+    """One button a run that hides and shows it everywhere, and one a data set where there are several."""
     buttons = "".join(
         f'<button type="button" data-toggle="{style.index}" aria-pressed="true" title="Hide or show this run">'
         f"{swatch(style)}{escape(label)}</button>"
         for label, style in styles(runs).items()
     )
-    return f'<div class="legend" role="group" aria-label="Runs: press to hide or show">{buttons}</div>'
+    every = '<button type="button" data-toggle-all title="Hide or show all runs">all</button>'
+    bar = f'<div class="legend" role="group" aria-label="Runs: press to hide or show">{every}{buttons}'
+    if len(sets) > 1:
+        bar += '<span class="between" aria-hidden="true"></span>'
+        bar += "".join(
+            f'<button type="button" data-toggle-set="{index}" aria-pressed="true" title="Hide or show this data set">'
+            f"{escape(name)}</button>"
+            for index, name in enumerate(sets)
+        )
+    return f"{bar}</div>"
 
 
 def plural(count: int, word: str) -> str:

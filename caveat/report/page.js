@@ -29,6 +29,16 @@
     } };
   };
 
+  // The points that none beats in both, from cheap to good, among those that are shown.
+  const paretoFront = (traces) => {
+    const points = traces.filter((trace) => trace.visible && trace.meta !== "front").map((t) => [value(t.x), value(t.y)]);
+    points.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+    const best = points.filter((point, i) => points.slice(0, i).every((other) => other[1] > point[1]));
+    return { x: best.map((point) => point[0]), y: best.map((point) => point[1]) };
+  };
+  const value = (list) => Number(list[0]);
+
+  const table = document.getElementById("table");
   const hidden = new Set();
   const canvases = [...document.querySelectorAll(".canvas")];
   const figures = new Map(canvases.map((canvas) => [canvas, JSON.parse(canvas.querySelector("script").textContent)]));
@@ -36,6 +46,7 @@
   const draw = (canvas) => {
     const { data, layout } = figures.get(canvas);
     const traces = data.map((trace) => ({ ...trace, visible: !hidden.has(trace.meta) }));
+    for (const front of traces.filter((trace) => trace.meta === "front")) Object.assign(front, paretoFront(traces));
     return Plotly.react(canvas, traces, { ...layout, width: canvas.clientWidth, template: template() }, { displayModeBar: false });
   };
   const fit = new ResizeObserver((entries) => entries.forEach(({ target }) => {
@@ -69,30 +80,74 @@
     if (details.open && window.Plotly) details.querySelectorAll(".canvas").forEach(draw);
   }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
+  // Paper does not scroll sideways: the results are printed as several tables of a few columns each.
+  const splitTable = () => {
+    const parts = [];  // [first column, last column, first group, last group]
+    let column = 1;
+    [...table.tHead.rows[0].cells].slice(1).forEach((group, index) => {
+      const last = parts.at(-1);
+      const end = column + group.colSpan - 1;
+      if (last && end - last[0] < 8) [last[1], last[3]] = [end, index + 1];
+      else parts.push([column, end, index + 1, index + 1]);
+      column = end + 1;
+    });
+    for (const [low, high, first, final] of parts) {
+      const copy = table.cloneNode(true);
+      copy.removeAttribute("id");
+      copy.classList.add("copy");
+      [...copy.rows].forEach((row, number) => [...row.cells].forEach((cell, index) => {
+        const [from, to] = number ? [low, high] : [first, final];
+        if (index && (index < from || index > to)) cell.remove();
+      }));
+      table.parentElement.append(copy);
+    }
+  };
   addEventListener("beforeprint", () => {
     root.classList.add("printing");  // light colours and the width of paper
     document.querySelectorAll("details").forEach((details) => { details.open = true; });
     drawAll(false);
+    splitTable();
+    for (const wide of document.querySelectorAll(".scroll table")) {
+      wide.style.zoom = Math.min(1, wide.parentElement.clientWidth / wide.scrollWidth || 1);
+    }
   });
   addEventListener("afterprint", () => {
     root.classList.remove("printing");
+    document.querySelectorAll(".copy").forEach((copy) => copy.remove());
+    document.querySelectorAll(".scroll table").forEach((wide) => { wide.style.zoom = ""; });
     drawAll();
   });
 
-  // Runs: a button hides or shows one run in every plot, table and card.
-  document.querySelectorAll("[data-toggle]").forEach((button) => button.addEventListener("click", () => {
+  // Runs: a button hides or shows one run in every plot, table and card; another all of them.
+  const runButtons = [...document.querySelectorAll("[data-toggle]")];
+  const show = (button, wanted) => {
     const run = Number(button.dataset.toggle);
-    if (!hidden.delete(run)) hidden.add(run);
-    button.setAttribute("aria-pressed", String(!hidden.has(run)));
-    document.querySelectorAll(`[data-run="${run}"]`).forEach((part) => part.classList.toggle("muted", hidden.has(run)));
+    wanted ? hidden.delete(run) : hidden.add(run);
+    button.setAttribute("aria-pressed", String(wanted));
+    document.querySelectorAll(`[data-run="${run}"]`).forEach((part) => part.classList.toggle("muted", !wanted));
+  };
+  runButtons.forEach((button) => button.addEventListener("click", () => {
+    show(button, hidden.has(Number(button.dataset.toggle)));
+    drawAll();
+  }));
+  document.querySelector("[data-toggle-all]")?.addEventListener("click", () => {
+    const wanted = hidden.size > 0;
+    runButtons.forEach((button) => show(button, wanted));
+    drawAll();
+  });
+
+  // Data sets: a button hides or shows all that is said of one.
+  document.querySelectorAll("[data-toggle-set]").forEach((button) => button.addEventListener("click", () => {
+    const wanted = button.getAttribute("aria-pressed") === "false";
+    button.setAttribute("aria-pressed", String(wanted));
+    document.querySelectorAll(`[data-set="${button.dataset.toggleSet}"]`).forEach((part) => part.classList.toggle("away", !wanted));
     drawAll();
   }));
 
   // Sorting: by the column's loss, best first; a second press turns it round. #sort=nll sorts on load.
-  const table = document.getElementById("table");
   const heads = [...table.querySelectorAll("th[data-key]")];
   const sort = (head, descending) => {
-    const column = heads.indexOf(head) + 1;
+    const column = head.cellIndex;
     const loss = (row) => (row.cells[column].dataset.loss === "" ? Infinity : Number(row.cells[column].dataset.loss));
     const rows = [...table.tBodies[0].rows];
     rows.sort((one, other) => {

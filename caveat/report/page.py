@@ -1,20 +1,14 @@
 """The report: one HTML file that needs no network, made from saved files only.
 
-plotly.js rides inside, packed with gzip (a third of its size) and unpacked by the browser; a content-security policy
-forbids the page to fetch anything at all. The same results give the same file, byte for byte.
+A folder that `caveat evaluate` or `caveat demo` wrote gives the page below; one of `caveat bench` that of `bench_page`.
 """
 
 from __future__ import annotations
 
-import base64
-import gzip
-import re
-from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 
-from caveat.files import whole_file
+from caveat.report.bench_page import write_bench
+from caveat.report.bench_runs import is_bench
 from caveat.report.configuration import configuration_section
 from caveat.report.drawing import graph_objects
 from caveat.report.gallery import gallery_section
@@ -28,10 +22,16 @@ from caveat.report.sections import (
     summary_section,
     table_section,
 )
+from caveat.report.shell import write_page
+
+TITLE = "How far to trust these networks"
 
 
-def write(folder: str | Path, path: str | Path | None = None, title: str = "How far to trust these networks") -> Path:
+def write(folder: str | Path, path: str | Path | None = None, title: str | None = None) -> Path:
     """Writes the report of a results folder, by default to `report.html` inside it, and says where."""
+    target = Path(path) if path is not None else Path(folder) / "report.html"
+    if is_bench(folder):
+        return write_bench(folder, target, title)
     runs = read(folder)
     graph_objects()  # says what to install before any work is done
     by_kind = {
@@ -40,32 +40,21 @@ def write(folder: str | Path, path: str | Path | None = None, title: str = "How 
     }
     first = summary_section(runs) + table_section(runs) + shift_section(runs)
     body = first + by_kind[runs[0].kind]() + cost_section(runs) + configuration_section(runs)
-    page = Template(_asset("page.html")).substitute(
-        title=escape(title),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        plotly=_packed_plotly(),
-        contents=_contents(body),
-        legend=legend(runs),
-        body=body,
-    )
-    target = Path(path) if path is not None else Path(folder) / "report.html"
-    with whole_file(target) as temporary:
-        temporary.write_text(page, encoding="utf-8", newline="")
-    return target
+    return write_page(target, title or TITLE, legend(runs), body)
 
 
-def _asset(name: str) -> str:
-    return resources.files("caveat.report").joinpath(name).read_text(encoding="utf-8")
+def newest(here: str | Path = ".") -> Path:
+    """The folder that `caveat bench`, `caveat evaluate` or `caveat demo` wrote last.
 
-
-def _packed_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
-
-
-def _contents(body: str) -> str:
-    """Links to the sections there are."""
-    found = re.findall(r'<h2 id="(\w+)-title">(.*?)</h2>', body)
-    return "".join(f'<li><a href="#{identity}">{title}</a></li>' for identity, title in found)
+    Looked for where they write unless told otherwise: `results`, the folders in it, and `caveat-demo`.
+    """
+    here = Path(here)
+    places = [here / "results", *sorted((here / "results").glob("*/")), here / "caveat-demo"]
+    written = {place: [*place.glob("bench.json"), *place.glob("*/metrics.json")] for place in places}
+    found = {place: max(file.stat().st_mtime_ns for file in files) for place, files in written.items() if files}
+    if not found:
+        raise FileNotFoundError(
+            f"there are no results in {here / 'results'}: run `caveat bench` or `caveat evaluate` first, or name their "
+            "folder, as in caveat report --results FOLDER"
+        )
+    return max(found, key=lambda place: found[place])

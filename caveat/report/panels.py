@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from caveat.evaluate.calibration import Reliability, reliability
 from caveat.report.compare import uncertainty
 from caveat.report.drawing import Plot, Style, diagonal, figure, graph_objects, line, safe, styles
 from caveat.report.runs import Run, Scored
-from caveat.report.tables import NOTHING, format_number
+from caveat.report.tables import NOTHING, OUTSIDE, format_number
 
 BINS = 15
 FEWEST = 5  # rows that a bin of the reliability diagram needs to be drawn
@@ -27,23 +27,23 @@ def reliability_panels(runs: Sequence[Run]) -> list[Plot]:
     """Accuracy against confidence: clean data as filled marks, all shifted data together as open marks."""
     plots = []
     for run in runs:
-        style = styles(runs)[run.label]
         shifted = [scored for family in run.shifts.values() for scored in family]
-        groups = [("clean", [run.clean] if run.clean else []), ("shifted", shifted)]
-        traces, words = [], []
-        for name, scored in groups:
-            if not scored:
-                continue
-            diagram = _reliability(scored)
-            traces.append(_reliability_trace(style, name, diagram))
-            words.append(f"on {name} data {_calibration_words(diagram)}")
-        ece = run.clean.metrics.get("ece", NOTHING).mean if run.clean else None
-        x = {"title": {"text": "Confidence"}, "range": [0, 1.03], "tickformat": ".0%"}
-        y = {"title": {"text": "Accuracy"}, "range": [0, 1.03], "tickformat": ".0%"}
-        drawn = figure(traces, x, y, height=280, layout={"shapes": [diagonal()], **_legend(len(traces) > 1)})
-        text = f"Reliability of {run.label}: {'; '.join(words)}."
-        plots.append(Plot(f"{run.label} · ECE {format_number(ece)}", text, drawn, style.index))
+        groups = {"clean": [run.clean] if run.clean else [], "shifted": shifted}
+        diagrams = {name: _reliability(scored) for name, scored in groups.items() if scored}
+        plots.append(reliability_panel(run, styles(runs)[run.label], diagrams))
     return plots
+
+
+def reliability_panel(run: Run, style: Style, diagrams: Mapping[str, Reliability]) -> Plot:
+    """The panel of one run; the diagrams are of `clean` and of `shifted` data."""
+    traces = [_reliability_trace(style, name, diagram) for name, diagram in diagrams.items()]
+    words = [f"on {name} data {_calibration_words(diagram)}" for name, diagram in diagrams.items()]
+    ece = run.clean.metrics.get("ece", NOTHING).mean if run.clean else None
+    x = {"title": {"text": "Confidence"}, "range": [0, 1.03], "tickformat": ".0%"}
+    y = {"title": {"text": "Accuracy"}, "range": [0, 1.03], "tickformat": ".0%"}
+    drawn = figure(traces, x, y, height=280, layout={"shapes": [diagonal()], **_legend(len(traces) > 1)})
+    text = f"Reliability of {run.label}: {'; '.join(words)}."
+    return Plot(f"{run.label} · ECE {format_number(ece)}", text, drawn, style.index)
 
 
 def _reliability(scored: Sequence[Scored]) -> Reliability:
@@ -98,22 +98,32 @@ def entropy_panels(runs: Sequence[Run], name: str) -> list[Plot]:
     if not shown:
         return []
     classes = shown[0].by_name[name].predictions["probs"].shape[1]
-    edges = np.linspace(0, math.log(classes), 25)
-    shares = {}
-    for run in shown:
-        both = (run.clean, run.by_name[name])
-        values = [uncertainty(scored.predictions).clip(edges[0], edges[-1]) for scored in both if scored]
-        shares[run.label] = [np.histogram(value, edges)[0] / len(value) for value in values]
+    values = {
+        run.label: [uncertainty(scored.predictions) for scored in (run.clean, run.by_name[name]) if scored]
+        for run in shown
+    }
+    return histogram_panels(runs, name, values, np.linspace(0, math.log(classes), 25), "Entropy, nats")
+
+
+def histogram_panels(
+    runs: Sequence[Run], name: str, values: Mapping[str, Sequence[np.ndarray]], edges: np.ndarray, axis: str
+) -> list[Plot]:
+    """One panel a run, all with the same axes; `values` are a run's uncertainties on clean data and on the others."""
+    shares = {
+        label: [np.histogram(one.clip(edges[0], edges[-1]), edges)[0] / len(one) for one in both]
+        for label, both in values.items()
+    }
     top = max(float(share.max()) for pair in shares.values() for share in pair)
-    return [_entropy_panel(runs, run, name, edges, shares[run.label], top) for run in shown]
+    shown = [run for run in runs if run.label in values]
+    return [_histogram_panel(styles(runs)[run.label], run, name, edges, shares[run.label], top, axis) for run in shown]
 
 
-def _entropy_panel(
-    runs: Sequence[Run], run: Run, name: str, edges: np.ndarray, shares: list[np.ndarray], top: float
+def _histogram_panel(
+    style: Style, run: Run, name: str, edges: np.ndarray, shares: list[np.ndarray], top: float, axis: str
 ) -> Plot:
-    go, style = graph_objects(), styles(runs)[run.label]
-    middles, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
-    hover = "entropy %{x:.2f}<br>%{y:.1%} of rows<extra></extra>"
+    go, middles, width = graph_objects(), (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+    word = axis.split(",")[0]
+    hover = f"{word.lower()} %{{x:.2f}}<br>%{{y:.1%}} of rows<extra></extra>"
     inside = go.Bar(
         x=middles.astype(np.float32),
         y=shares[0].astype(np.float32),
@@ -130,11 +140,11 @@ def _entropy_panel(
         name=safe(name),
         hovertemplate=safe(name) + "<br>" + hover,
     )
-    auroc = run.by_name[name].metrics.get("auroc_entropy", NOTHING).mean
-    x = {"title": {"text": "Entropy, nats"}, "range": [0, float(edges[-1])]}
+    auroc = run.by_name[name].metrics.get(OUTSIDE[run.kind], NOTHING).mean
+    x = {"title": {"text": axis}, "range": [float(edges[0]), float(edges[-1])]}
     y = {"title": {"text": "Share of rows"}, "tickformat": ".0%", "range": [0, top * 1.05]}
     means = [format_number(float(share @ middles)) for share in shares]
-    text = f"Entropy under {run.label}: mean {means[0]} nats on clean data, {means[1]} on {name}."
+    text = f"{axis} under {run.label}: mean {means[0]} on clean data, {means[1]} on {name}."
     drawn = figure([inside, outside], x, y, height=260, layout={"bargap": 0, **_legend(True)})
     return Plot(f"{run.label} · AUROC {format_number(auroc)}", text, drawn, style.index)
 

@@ -11,7 +11,7 @@ import torch
 
 from caveat.evaluate.selective import risk_coverage
 from caveat.report.compare import uncertainty
-from caveat.report.drawing import Plot, Style, figure, graph_objects, line, safe, styles
+from caveat.report.drawing import BASELINE_COLOUR, Plot, Style, figure, graph_objects, line, safe, styles
 from caveat.report.runs import Run, Scored
 from caveat.report.summary import Answer
 from caveat.report.tables import CURVES, FIDELITY, METRICS, NOTHING, format_bytes, format_number, format_seconds
@@ -30,12 +30,12 @@ def _severity_curve(runs: Sequence[Run], family: str, metric: str) -> Plot:
     for run in runs:
         data = _with_clean(run, family)
         scores = [scored.metrics.get(metric, NOTHING) for scored in data]
-        if len(data) < 2 or all(score.mean is None for score in scores):
+        if sum(score.mean is not None for score in scores) < 2:
             continue
         severity = np.array([scored.severity or 0.0 for scored in data])
         means, errors = (np.array(values, float) for values in zip(*((s.mean, s.stderr) for s in scores), strict=True))
         if np.isfinite(means + errors).all():
-            traces.append(_band(style[run.label], severity, means, errors))
+            traces.append(band(style[run.label], severity, means, errors))
         hover = f"severity %{{x}}<br>{title} %{{y:.3~f}}"
         traces.append(line(style[run.label], run.label, severity, means, hover, markers=True))
         ends.append(f"{run.label} {format_number(scores[0].mean)} to {format_number(scores[-1].mean)}")
@@ -54,7 +54,8 @@ def _with_clean(run: Run, family: str) -> list[Scored]:
     return [run.clean, *shifted] if run.clean and shifted else shifted
 
 
-def _band(style: Style, x: np.ndarray, means: np.ndarray, errors: np.ndarray) -> Any:
+def band(style: Style, x: np.ndarray, means: np.ndarray, errors: np.ndarray) -> Any:
+    """One standard error above and below a curve."""
     return graph_objects().Scatter(
         x=np.concatenate([x, x[::-1]]).astype(np.float32),
         y=np.concatenate([means + errors, (means - errors)[::-1]]).astype(np.float32),
@@ -124,6 +125,7 @@ COSTS = {
     "seconds": ("Fit time", "Fit time (log scale)", format_seconds),
     "stored_bytes": ("Size on disk", "Stored (log scale)", format_bytes),
     "gradient_evaluations": ("Gradient evaluations", "Gradient evaluations (log scale)", lambda n: f"{n:,.0f}"),
+    "predict_seconds_per_row": ("Prediction time", "Prediction time a row (log scale)", format_seconds),
 }
 
 
@@ -153,9 +155,16 @@ def _cost_plot(runs: Sequence[Run], key: str) -> Plot:
         )
         costs.append(cost)
         words.append(f"{run.label} {show(cost)}, NLL {format_number(nll.mean)}")
+    traces.append(_front())
     x = {"title": {"text": axis}, "type": "log", **_log_ticks(costs, show)}
     y = {"title": {"text": "NLL on clean data, nats a row"}}
     return Plot(title, f"NLL on clean data against {title.lower()}: {'; '.join(words)}.", figure(traces, x, y))
+
+
+def _front() -> Any:
+    """The Pareto front: runs that none beats in both. page.js draws it through those that are shown."""
+    line = {"shape": "hv", "width": 1.5, "dash": "dot", "color": BASELINE_COLOUR}
+    return graph_objects().Scatter(x=[], y=[], mode="lines", line=line, hoverinfo="skip", meta="front")
 
 
 def _log_ticks(values: Sequence[float], show: Callable[[float], str]) -> dict[str, Any]:

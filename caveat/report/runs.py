@@ -133,12 +133,14 @@ def read(folder: str | Path) -> list[Run]:
         hint = f"it is itself one run; give its parent {folder.resolve().parent}"
         found = hint if (folder / "metrics.json").exists() else "run `caveat evaluate` first"
         raise FileNotFoundError(f"{folder} holds no */metrics.json: {found}")
-    runs = sorted((_read_run(path) for path in paths), key=lambda run: run.method != "map")
+    runs = sorted((read_run(path) for path in paths), key=lambda run: run.method != "map")
     _check_together(runs)
     return runs
 
 
-def _read_run(path: Path) -> Run:
+def read_run(path: Path) -> Run:
+    """The run that a metrics.json tells of."""
+
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON, write null")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 
 from caveat.report.drawing import styles
-from caveat.report.markup import draw, fold, plot_figure, plural, section, swatch
+from caveat.report.markup import draw, fold, plot_figure, plural, section
 from caveat.report.panels import coverage_plot, entropy_panels, interval_panels, reliability_panels
 from caveat.report.plots import cost_plots, gain_plot, risk_coverage_plot, severity_curves
-from caveat.report.runs import Run, Score
+from caveat.report.results_table import Line, results_table
+from caveat.report.runs import Run
 from caveat.report.summary import Answer, answers, baseline, listed, verdicts
-from caveat.report.tables import METRICS, families, format_error, format_mean, outside_names
+from caveat.report.tables import families, outside_names
 from caveat.report.tables import table as metrics_table
 
 OPEN_FAMILIES = 3  # further shift families are folded
@@ -52,7 +52,7 @@ def _against_baseline(runs: Sequence[Run], found: Sequence[Answer]) -> str:
         return '<p class="note">There is no MAP run here, so nothing says what the runs gain over a plain network.</p>'
     if not compared:
         return ""
-    figures = "".join(plot_figure(gain_plot(runs, answer), _verdict_list(answer, base.label)) for answer in compared)
+    figures = "".join(plot_figure(gain_plot(runs, answer), verdict_list(answer, base.label)) for answer in compared)
     return (
         f'<h3>Compared with {escape(base.label)}</h3><div class="grid">{figures}</div>'
         '<p class="quiet">Gains are paired, row by row, with 95% intervals over test rows. They do not say what '
@@ -60,7 +60,8 @@ def _against_baseline(runs: Sequence[Run], found: Sequence[Answer]) -> str:
     )
 
 
-def _verdict_list(answer: Answer, base: str) -> str:
+def verdict_list(answer: Answer, base: str) -> str:
+    """Which runs are better than the baseline, not distinguishable from it, and worse."""
     words = {
         "better": f"Better than {base}",
         "not distinguishable": f"Not distinguishable from {base}",
@@ -77,45 +78,17 @@ def _verdict_list(answer: Answer, base: str) -> str:
 def table_section(runs: Sequence[Run]) -> str:
     """The results table, sortable by its column heads."""
     table, style = metrics_table(runs), styles(runs)
-    groups = "".join(
-        f'<th scope="colgroup" class="start" colspan="{len(list(columns))}">{escape(group)}</th>'
-        for group, columns in groupby(table.columns, key=lambda column: column.group)
-    )
-    before = [None, *(column.group for column in table.columns)]
-    start = [" start" if column.group != before[i] else "" for i, column in enumerate(table.columns)]
-    heads = "".join(
-        f'<th scope="col" class="{start[i]}" data-key="{escape(column.key)}" aria-sort="none"><button type="button" '
-        f'title="{escape(METRICS[column.metric].meaning)}">{escape(METRICS[column.metric].title)}</button></th>'
-        for i, column in enumerate(table.columns)
-    )
     best = [table.best(index) for index in range(len(table.columns))]
-    rows = ""
-    for row, label in enumerate(table.labels):
-        cells = "".join(
-            _cell(table.columns[i].metric, score, row in best[i], start[i]) for i, score in enumerate(table.cells[row])
-        )
-        name = f'<th scope="row">{swatch(style[label])}{escape(label)}</th>'
-        rows += f'<tr data-run="{style[label].index}">{name}{cells}</tr>'
+    lines = [
+        Line(label, style[label], table.cells[row], {i for i, rows in enumerate(best) if row in rows})
+        for row, label in enumerate(table.labels)
+    ]
     caption = (
         "Mean ± standard error over test rows, best in bold. Columns of a shift are means over its severities, with an "
         "upper bound of the standard error."
     )
-    head = f'<thead><tr><td></td>{groups}</tr><tr><th scope="col">Run</th>{heads}</tr></thead>'
-    body = (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Results table, scrolls sideways">'
-        f'<table class="results" id="table"><caption><span>{caption}</span></caption>{head}'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
     lead = "Press a column's head to sort by it, best first; press again to turn it round."
-    return section("results", "Results", lead, body)
-
-
-def _cell(metric: str, score: Score, best: bool, start: str) -> str:
-    loss = "" if score.mean is None else METRICS[metric].loss(score.mean)
-    error = "" if score.stderr is None else f' <span class="stderr">±{format_error(score.stderr)}</span>'
-    mark = '<span class="hidden"> (best)</span>' if best else ""
-    name = f"{'best' if best else ''}{start}"
-    return f'<td class="{name}" data-loss="{loss}">{format_mean(metric, score.mean)}{mark}{error}</td>'
+    return section("results", "Results", lead, results_table(table.columns, lines, "Run", caption))
 
 
 def shift_section(runs: Sequence[Run]) -> str:
@@ -146,7 +119,7 @@ def classification_sections(runs: Sequence[Run]) -> str:
     )
     panels = [(name, draw(entropy_panels(runs, name), "small")) for name in outside_names(runs)]
     outside = "".join(f"<h3>{escape(name)}</h3>{panel}" for name, panel in panels if panel)
-    refusal = draw([risk_coverage_plot(runs, title, names) for title, names in _test_groups(runs)])
+    refusal = draw([risk_coverage_plot(runs, title, names) for title, names in test_groups(runs)])
     calibration = draw(reliability_panels(runs), "small")
     return (
         section("reliability", "Does confidence match accuracy?", reliability_lead, calibration)
@@ -165,13 +138,14 @@ def regression_sections(runs: Sequence[Run]) -> str:
         "Clean data with 90% intervals; of a large set, rows spread evenly over the order of the targets. Crosses are "
         "targets outside their interval."
     )
-    coverage = draw([coverage_plot(runs, title, names) for title, names in _test_groups(runs)])
+    coverage = draw([coverage_plot(runs, title, names) for title, names in test_groups(runs)])
     return section("coverage", "Do the intervals hold what they promise?", coverage_lead, coverage) + section(
         "intervals", "Predicted against true", interval_lead, draw(interval_panels(runs), "small")
     )
 
 
-def _test_groups(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def test_groups(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Titles and names of data that go together: the clean set, and each family at all severities."""
     groups = [("clean data", [run.clean.name]) for run in runs if run.clean][:1]
     for family in families(runs):
         names = list(dict.fromkeys(scored.name for run in runs for scored in run.shifts.get(family, ())))

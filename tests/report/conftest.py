@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -182,3 +185,28 @@ def edit(folder, change):
 @pytest.fixture
 def change_metrics():
     return edit
+
+
+@pytest.fixture
+def rendered(tmp_path):
+    """The text of a page after its scripts ran in headless Chromium: every plot drawn, nothing gone wrong."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on PATH")
+    switches = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --virtual-time-budget=30000 --window-size=1200,900 --dump-dom"
+    )
+
+    def run(path, fragment=""):
+        command = [chromium, *switches.split(), f"--user-data-dir={tmp_path / 'profile'}", path.as_uri() + fragment]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        root = text[: text.index("<head>")]
+        assert "data-errors" not in root, root
+        assert 'data-ready="true"' in root
+        canvases = re.split(r'<div class="canvas', text)[1:]
+        assert canvases
+        assert all("<svg" in canvas and "<path" in canvas for canvas in canvases)
+        return text
+
+    return run

@@ -111,6 +111,8 @@ def test_csv_is_tidy(classification, tmp_path):
         (format_error(0.02), "0.020"),
         (format_error(9.96), "10"),
         (format_error(0.0), "0"),
+        (format_seconds(0), "0 s"),
+        (format_seconds(0.0000312), "31.2 µs"),
         (format_seconds(0.0312), "31.2 ms"),
         (format_seconds(200), "3 min 20 s"),
         (format_seconds(9000), "2.5 h"),

@@ -1,0 +1,212 @@
+"""One cell: fit the posterior or go on with it, score it, and keep what tables and pages are made from.
+
+cells/<name>/posterior/         what `caveat fit` writes; posterior.partial while it is not finished
+cells/<name>/metrics.json       what `caveat evaluate` writes, with predictions/*.npz (at most `kept_rows` rows)
+cells/<name>/scores/*.npz       a few numbers for every row scored
+cells/<name>/plane.npz          predictions over a grid, where inputs are one or two numbers
+cells/<name>/result.json        written last: with it the cell is done
+cells/<name>/failure.json       in its place where something went wrong
+"""
+
+import dataclasses
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from caveat.bench.conditions import Conditions, conditions, plane, spread
+from caveat.bench.experiment import Experiment
+from caveat.bench.grid import Cell, evaluation_key, is_fitted
+from caveat.bench.rows import row_scores
+from caveat.data import DataSet
+from caveat.engine.distributed import current_ranks
+from caveat.engine.run import Info
+from caveat.evaluate import evaluate
+from caveat.evaluate.evaluation import predict_rows
+from caveat.fitting import fit
+from caveat.posterior import Posterior
+from caveat.recipe import Recipe, read_posterior
+from caveat.reference import load_reference
+from caveat.rows import Rows
+from caveat.storage import FORMAT, write_arrays, write_json
+from caveat.task import Task
+
+__all__ = ["Outcome", "Place", "record_failure", "run_cell", "task_of"]
+
+_TIMED_ROWS = 512  # predicted to see how long a row takes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells are computed and kept."""
+
+    out: Path
+    device: torch.device
+    data_dir: Path | None = None
+    progress: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell went."""
+
+    seconds: float
+    error: str | None = None
+    nll: float | None = None  # on clean data
+
+
+def run_cell(experiment: Experiment, cell: Cell, place: Place) -> Outcome:
+    """Fit and score; what goes wrong is written down, not raised."""
+    started = time.monotonic()
+    folder = place.out / "cells" / cell.name
+    try:
+        result = _run(experiment, cell, place, folder)
+    except Exception as error:  # whatever a method or a data set does, the other cells go on
+        text = f"{type(error).__name__}: {error}"
+        outcome = Outcome(time.monotonic() - started, text)
+        if current_ranks(place.device).first:
+            record_failure(folder, cell, text, traceback.format_exc())
+        return outcome
+    (folder / "failure.json").unlink(missing_ok=True)
+    return Outcome(time.monotonic() - started, None, result)
+
+
+def record_failure(folder: Path, cell: Cell, error: str, trace: str) -> None:
+    """Keep an error's text in the cell; the next call tries again."""
+    write_json(folder / "failure.json", {"format": FORMAT, "cell": str(cell), "error": error, "traceback": trace})
+
+
+def _run(experiment: Experiment, cell: Cell, place: Place, folder: Path) -> float | None:
+    found = conditions(cell.data, experiment.shifts, experiment.ood, experiment.test_rows, place.data_dir)
+    start = None
+    if cell.start is not None:
+        if not is_fitted(place.out, cell.start):
+            raise RuntimeError(f"the MAP that it starts from was not fitted, see cells/{cell.start}/failure.json")
+        start, _ = read_posterior(place.out / "cells" / cell.start / "posterior", place.device)
+    posterior = _posterior(experiment, cell, place, folder / "posterior", found, start)
+    ranks = current_ranks(place.device)
+    try:  # one rank scores, the others wait for it
+        return _score(experiment, cell, place, folder, found, posterior, start) if ranks.first else None
+    finally:
+        ranks.wait()
+
+
+def _score(
+    experiment: Experiment,
+    cell: Cell,
+    place: Place,
+    folder: Path,
+    found: Conditions,
+    posterior: Posterior,
+    start: Posterior | None,
+) -> float | None:
+    """Everything that is kept of a cell beside its posterior; returns the NLL on clean data."""
+    began = time.monotonic()
+    (folder / "result.json").unlink(missing_ok=True)  # of an earlier evaluation, whose files are replaced now
+    scores = evaluate(
+        posterior,
+        found.inside,
+        ood=found.outside,
+        reference=_reference(experiment, cell),
+        folder=folder,
+        label=f"{cell.label} seed {cell.seed}",
+        class_names=found.data.class_names,
+        seed=cell.seed,
+        progress=place.progress,
+    )
+    for stale in (folder / "scores").glob("*.npz"):
+        stale.unlink()
+    for file in [scored.file for scored in scores.data if scored.file]:
+        _keep_rows(folder, file, scores.kind, experiment.kept_rows)
+    grid = plane(found.data)
+    if grid is not None:
+        rows = Rows(TensorDataset(grid), needs_targets=False)
+        predicted = predict_rows(posterior, rows, seed=cell.seed, progress=False)
+        write_arrays(folder / "plane.npz", {"x": grid.numpy()} | predicted)
+    result = {
+        "format": FORMAT,
+        "data": dataclasses.asdict(cell.data),
+        "model": experiment.models[cell.model],
+        "seed": cell.seed,
+        "start": cell.start,
+        "evaluation": evaluation_key(experiment, cell),
+        "cost": _cost(posterior, start, found),
+        "seconds": posterior.info.seconds + time.monotonic() - began,  # what another such cell will take
+    }
+    write_json(folder / "result.json", result)
+    return scores.data[0].metrics["nll"].mean
+
+
+def _posterior(
+    experiment: Experiment, cell: Cell, place: Place, folder: Path, found: Conditions, start: Posterior | None
+) -> Posterior:
+    """The fit, gone on with where it was stopped; read where it was finished."""
+    if folder.exists():
+        return read_posterior(folder, place.device)[0]
+    recipe, task = task_of(experiment, cell, found.data)
+    return fit(
+        task,
+        cell.method,
+        start=start,
+        seed=cell.seed,
+        device=place.device,
+        folder=folder,
+        note={"recipe": dataclasses.asdict(recipe)},
+        progress=place.progress,
+    )
+
+
+def task_of(experiment: Experiment, cell: Cell, data: DataSet) -> tuple[Recipe, Task]:
+    """What a cell is fitted to."""
+    recipe = Recipe.of(data, cell.data.name, experiment.models[cell.model], experiment.likelihood)
+    task = recipe.task(
+        data,
+        seed=cell.seed,
+        prior_precision=experiment.prior_precision,
+        parameters=experiment.parameters,
+        validation=experiment.validation,
+    )
+    return recipe, task
+
+
+def _reference(experiment: Experiment, cell: Cell) -> Any:
+    name = experiment.reference.get(cell.data.label)
+    return None if name is None else load_reference(name)
+
+
+def _keep_rows(folder: Path, file: str, kind: str, count: int) -> None:
+    """Write a few numbers for every row to scores/, and leave at most `count` rows of the whole predictions."""
+    with np.load(folder / file, allow_pickle=False) as content:
+        arrays = {name: content[name] for name in content.files}
+    write_arrays(folder / "scores" / Path(file).name, row_scores(kind, arrays))
+    rows = len(arrays["rows"])
+    if rows > count:
+        chosen = spread(rows, count).numpy()
+        cut = {name: array[chosen] for name, array in arrays.items() if not name.startswith("thumbnail")}
+        write_arrays(folder / file, cut)
+
+
+def _cost(posterior: Posterior, start: Posterior | None, found: Conditions) -> dict[str, float | None]:
+    """What the fit cost, the MAP that it started from included, and a prediction; None where nobody counted."""
+    infos: list[Info] = [posterior.info] + ([start.info] if start is not None else [])
+    x = found.inside["clean"].tensors[0][:_TIMED_ROWS]
+    posterior.predict(x[:2])  # kernels are compiled and caches filled
+    began = time.perf_counter()
+    posterior.predict(x)
+    if posterior.network.device.type == "cuda":
+        torch.cuda.synchronize(posterior.network.device)
+    seconds = time.perf_counter() - began
+    return {
+        "fit_seconds": sum(info.seconds for info in infos),
+        "start_seconds": None if start is None else start.info.seconds,
+        "predict_seconds_per_row": seconds / len(x),
+        "peak_bytes": max(info.peak_bytes for info in infos) or None,
+        "flops": sum(info.flops for info in infos) or None,
+        "gradient_evaluations": sum(info.gradient_evaluations for info in infos) or None,
+        "stored_bytes": posterior.info.stored_bytes,
+    }

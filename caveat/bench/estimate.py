@@ -1,0 +1,147 @@
+"""What a grid will take, before it runs: time and memory of every kind of cell.
+
+The time is that of finished cells of the same data, model and method, where there are some. Else it is the epochs of
+the method's training (times its members) at the measured speed of plain training on some of the rows: a lower end for
+methods that do more in a step. Methods without epochs (Laplace, HMC) are not known before their first cell is done.
+The memory is what the method says of itself, and the test rows under all shifts.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+from caveat.bench.cells import Place, task_of
+from caveat.bench.conditions import condition_bytes
+from caveat.bench.experiment import Experiment
+from caveat.bench.grid import Cell, evaluation_key, is_done
+from caveat.data import DataSet
+from caveat.engine.cost import words
+from caveat.engine.training import Training
+from caveat.fitting import fit
+from caveat.methods import Method, discover
+from caveat.report.tables import format_seconds
+from caveat.storage import CorruptFile, read_json
+from caveat.task import Task
+
+__all__ = ["Estimate", "estimate_text", "estimates", "seconds_left", "seconds_of"]
+
+_TIMED_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cells of one data set, model and method: how many, how long each, how much memory."""
+
+    data: str
+    model: str
+    method: str
+    cells: int
+    done: int
+    seconds: float | None  # of one cell; None where nothing is known
+    source: str  # where that is from
+    memory: int | None
+
+
+def estimates(experiment: Experiment, cells: Sequence[Cell], place: Place) -> list[Estimate]:
+    """One estimate for each data set, model and method."""
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.data.label, cell.model, cell.label), []).append(cell)
+    loaded: dict[str, DataSet] = {}
+    speeds: dict[tuple[str, str], tuple[Task, float]] = {}
+    found = []
+    for (data, model, method), members in groups.items():
+        cell = members[0]
+        done = sum(is_done(place.out, c, evaluation_key(experiment, c)) for c in members)
+        try:
+            if data not in loaded:
+                loaded[data] = cell.data.load(place.data_dir)
+            if (data, model) not in speeds:
+                speeds[data, model] = _speed(experiment, cell, loaded[data], place.device)
+            task, epoch = speeds[data, model]
+            memory = cell.method.memory(task.network) + condition_bytes(loaded[data], experiment.shifts)
+        except (ValueError, OSError, ImportError) as error:
+            found.append(Estimate(data, model, method, len(members), done, None, f"cannot run: {error}", None))
+            continue
+        measured = [s for c in members if (s := seconds_of(place.out, c)) is not None]
+        epochs = _epochs(cell.method)
+        if measured:
+            seconds, source = sum(measured) / len(measured), "finished cells"
+        elif epochs is not None:
+            seconds, source = epochs * epoch, f"{epochs:,} epochs of plain training"
+        else:
+            seconds, source = None, "not known before its first cell is done"
+        found.append(Estimate(data, model, method, len(members), done, seconds, source, memory))
+    return found
+
+
+def estimate_text(found: Sequence[Estimate], jobs: int) -> str:
+    """The grid as a table, and its sum."""
+    heads = ("data", "model", "method", "cells", "done", "time of each", "memory", "from")
+    lines = [
+        (e.data, e.model, e.method, str(e.cells), str(e.done), format_seconds(e.seconds), _bytes(e.memory), e.source)
+        for e in found
+    ]
+    widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
+    table = [
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in (heads, *lines)
+    ]
+    total, done = sum(e.cells for e in found), sum(e.done for e in found)
+    left = sum((e.cells - e.done) * (e.seconds or 0.0) for e in found) / jobs
+    unknown = sum(e.cells - e.done for e in found if e.seconds is None)
+    more = f", and {unknown} cells of unknown time" if unknown else ""
+    return "\n".join(
+        [*table, "", f"{total} cells, {done} done; about {format_seconds(left)} left{more} ({jobs} at a time)"]
+    )
+
+
+def seconds_of(out: Path, cell: Cell) -> float | None:
+    """What a finished cell took, whatever it was scored on."""
+    try:
+        return float(read_json(out / "cells" / cell.name / "result.json")["seconds"])
+    except (FileNotFoundError, CorruptFile):
+        return None
+
+
+def seconds_left(known: Sequence[tuple[Cell, float]], left: Sequence[Cell], jobs: int) -> float | None:
+    """From the times of finished cells: those of the same kind where there are some, else all of them."""
+    if not known:
+        return None
+    every = [seconds for _, seconds in known]
+
+    def expected(cell: Cell) -> float:
+        same = [s for c, s in known if (c.data, c.model, c.label) == (cell.data, cell.model, cell.label)] or every
+        return sum(same) / len(same)
+
+    return sum(map(expected, left)) / jobs
+
+
+def _speed(experiment: Experiment, cell: Cell, data: DataSet, device: torch.device) -> tuple[Task, float]:
+    """The task, and the seconds of an epoch of training over all of its rows."""
+    _, task = task_of(experiment, cell, data)
+    some = TensorDataset(*(tensor[:_TIMED_ROWS] for tensor in data.train.tensors))
+    _, part = task_of(experiment, cell, dataclasses.replace(data, train=some))
+    method = discover()["map"](training=Training(epochs=1))
+    times = []
+    for _ in range(2):  # the first warms up
+        began = time.perf_counter()
+        fit(part, method, device=device, progress=False)
+        times.append(time.perf_counter() - began)
+    return task, min(times) * task.n / part.n
+
+
+def _epochs(method: Method) -> int | None:
+    """Passes of training over the data that a method's knobs ask for."""
+    knobs = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+    training = knobs.get("training")
+    return training.epochs * knobs.get("members", 1) if isinstance(training, Training) else None
+
+
+def _bytes(count: int | None) -> str:
+    return "–" if count is None else words(count)

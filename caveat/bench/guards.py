@@ -1,0 +1,119 @@
+"""Guard rails: where a Bayesian method is worse than MAP with temperature scaling, or cannot be told from it.
+
+A posterior costs more than a point. On each data set, clean, under each shift (severities averaged) and on inputs from
+outside, every method gets one word: better, worse or not distinguishable, from the paired 95% interval of one score:
+the NLL, which no overconfidence escapes, and for inputs from outside the AUROC of the whole uncertainty.
+
+A temperature is fitted on clean rows and can make a network too sure of shifted ones. Then the plain MAP is better than
+the tempered one too, and a posterior that did nothing would look good: one that is better than the tempered MAP and not
+than the plain one is marked.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caveat.bench.experiment import MAP
+from caveat.bench.results import Row
+
+__all__ = ["Guard", "guard_text", "guards"]
+
+SCORES = ("nll", "auroc_entropy", "auroc_variance")  # what a verdict goes by; a condition has one of them
+WORDS = ("worse", "not distinguishable", "better")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is to be said of all methods on one condition of a data set."""
+
+    data: str
+    model: str
+    shift: str
+    role: str
+    metric: str
+    baseline: str
+    verdicts: dict[str, str]  # method -> better, worse, not distinguishable; the plain MAP among them
+    intervals: dict[str, tuple[float | None, float | None, float | None]]  # method -> gain, low, high
+    marked: tuple[str, ...]  # better than the baseline, but not than the plain MAP
+    over: str  # what the intervals speak of
+
+    def of(self, word: str) -> list[str]:
+        """The methods with a verdict."""
+        return [method for method, verdict in self.verdicts.items() if verdict == word]
+
+    @property
+    def place(self) -> str:
+        """The condition and the score that the verdicts go by."""
+        where = "clean" if self.role == "clean" else f"{self.shift} told apart" if self.role == "ood" else self.shift
+        return f"{self.data}, {self.model}, {where}, {'NLL' if self.metric == 'nll' else 'AUROC'}"
+
+    def told(self, method: str) -> str:
+        """A method with its gain and interval; a star where it is marked."""
+        gain, low, high = self.intervals[method]
+        size = "(no interval)" if low is None or high is None else f"{gain:+.3f} [{low:+.3f}, {high:+.3f}]"
+        return f"{method}{'*' if method in self.marked else ''} {size}"
+
+    def sentence(self) -> str:
+        """In plain words, for one line or a paragraph."""
+        told = [f"{word}: {', '.join(map(self.told, self.of(word)))}" for word in WORDS if self.of(word)]
+        return f"{self.place}: {'; '.join(told)}."
+
+
+def guards(comparisons: Sequence[Row], with_map: Sequence[Row] = ()) -> list[Guard]:
+    """One guard for each data set, model and condition.
+
+    Args:
+        comparisons: with the tempered MAP, see `caveat.bench.compare`.
+        with_map: the same with the plain MAP.
+    """
+    better_than_map = {key for key, row in _chosen(with_map) if row["verdict"] == "better"}
+    places: dict[tuple[str, ...], list[Row]] = {}
+    for (*where, _), row in _chosen(comparisons):
+        places.setdefault(tuple(where), []).append(row)
+    found = []
+    for (data, model, shift, role, metric), rows in places.items():
+        verdicts = {row["method"]: row["verdict"] for row in rows}
+        intervals = {row["method"]: (row["gain"], row["low"], row["high"]) for row in rows}
+        marked = tuple(
+            method
+            for method, verdict in verdicts.items()
+            if with_map and method != MAP and verdict == "better"
+            if (data, model, shift, role, metric, method) not in better_than_map
+        )
+        baseline, over = rows[0]["baseline"], rows[0]["over"]
+        found.append(Guard(data, model, shift, role, metric, baseline, verdicts, intervals, marked, over))
+    return found
+
+
+def _chosen(comparisons: Sequence[Row]) -> list[tuple[tuple[str, ...], Row]]:
+    """The rows that verdicts are about, by place and method: of a shift the one over all severities."""
+    keys = ("data", "model", "shift", "role", "metric", "method")
+    return [
+        (tuple(row[key] for key in keys), row)
+        for row in comparisons
+        if row["metric"] in SCORES and (row["role"] != "shift" or row["severity"] is None)
+    ]
+
+
+def guard_text(found: Sequence[Guard]) -> str:
+    """What `caveat bench` prints at its end."""
+    if not found:
+        return "There is nothing to compare with the baseline."
+    baseline, over = found[0].baseline, found[0].over
+    lines = [f"Against {baseline}: gains a row, positive is better than it, with 95% intervals over {over}."]
+    for guard in found:
+        lines.append(guard.place)
+        for word in WORDS:
+            told = ", ".join(guard.told(method).replace(" ", "\xa0") for method in guard.of(word))  # kept together
+            wrapped = textwrap.wrap(told, 116, initial_indent=f"  {word:<19}  ", subsequent_indent=" " * 23)
+            lines += [line.replace("\xa0", " ") for line in wrapped]
+    if any(guard.marked for guard in found):
+        lines.append(f"* not shown to be better than {MAP} there: a posterior is not what made the difference.")
+    methods = dict.fromkeys(method for guard in found for method in guard.verdicts if method != MAP)
+    never = [m for m in methods if not any(m in guard.of("better") and m not in guard.marked for guard in found)]
+    if never:
+        both = baseline if baseline == MAP else f"{baseline} and {MAP}"
+        lines.append(f"Nowhere shown to be better than {both}: {', '.join(never)}.")
+    count = sum(len(guard.verdicts) for guard in found)
+    lines.append(f"Of {count} intervals about {max(1, round(count / 20))} will miss the truth by chance.")
+    return "\n".join(lines)

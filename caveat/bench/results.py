@@ -1,0 +1,140 @@
+"""Results as tidy tables: one row a number, and one row a condition with means over seeds.
+
+    results.csv   data, model, method, seed, shift, severity, metric, value, stderr, role
+    summary.csv   data, model, method, shift, severity, role, seeds, then <metric> and <metric>_stderr
+
+`role` is clean, shift, ood or cost. The `stderr` of results.csv is over test rows; that of summary.csv is over seeds,
+s / sqrt(n), and empty for one seed. What was not measured is empty.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caveat.bench.experiment import Experiment
+from caveat.bench.grid import Cell, cells_of, evaluation_key, is_done
+from caveat.files import whole_file
+from caveat.report.bench_runs import over_seeds
+from caveat.storage import read_json
+
+__all__ = ["CONDITION", "Result", "Row", "long_table", "read_results", "summary_table", "write_table"]
+
+Row = dict[str, Any]
+CONDITION = ("data", "model", "shift", "severity")  # what a comparison is within
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell."""
+
+    cell: Cell
+    kind: str
+    parts: tuple[Row, ...]  # the entries of metrics.json
+    cost: dict[str, float | None]
+    folder: Path
+    _read: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
+
+    def rows(self, part: Row) -> dict[str, np.ndarray]:
+        """The numbers of every row of a part, see `caveat.bench.rows`; read once, until `forget`."""
+        if part["name"] not in self._read:
+            with np.load(self.folder / "scores" / Path(part["file"]).name, allow_pickle=False) as file:
+                self._read[part["name"]] = {name: file[name] for name in file.files}
+        return self._read[part["name"]]
+
+    def forget(self) -> None:
+        """Let go of the rows that were read."""
+        self._read.clear()
+
+
+def read_results(experiment: Experiment, out: Path) -> list[Result]:
+    """Every cell of the experiment that is done."""
+    found = []
+    for cell in cells_of(experiment):
+        if is_done(out, cell, evaluation_key(experiment, cell)):
+            folder = out / "cells" / cell.name
+            metrics, result = read_json(folder / "metrics.json"), read_json(folder / "result.json")
+            found.append(Result(cell, metrics["kind"], tuple(metrics["data"]), result["cost"], folder))
+    return found
+
+
+def role_of(part: Row) -> str:
+    """What a part is: clean test rows, shifted ones, or inputs from outside."""
+    if part["role"] == "ood":
+        return "ood"
+    return "clean" if part["family"] == "clean" else "shift"
+
+
+def long_table(results: Iterable[Result]) -> list[Row]:
+    """One row for each number."""
+    table = []
+    for result in results:
+        cell = result.cell
+        who = {"data": cell.data.label, "model": cell.model, "method": cell.label, "seed": cell.seed}
+        for part in result.parts:
+            where = {"shift": part["family"], "severity": part["severity"]}
+            for metric, score in part["metrics"].items():
+                measured = {"metric": metric, "value": score["mean"], "stderr": score["stderr"], "role": role_of(part)}
+                table.append(who | where | measured)
+        for metric, value in result.cost.items():
+            measured = {"metric": metric, "value": value, "stderr": None, "role": "cost"}
+            table.append(who | {"shift": None, "severity": None} | measured)
+    return table
+
+
+def summary_table(table: Sequence[Row]) -> list[Row]:
+    """One row for each method and condition: mean and standard error over seeds of every metric, costs included."""
+    groups: dict[tuple[Any, ...], dict[str, list[float | None]]] = {}
+    costs: dict[tuple[Any, ...], dict[str, list[float | None]]] = {}
+    for row in table:
+        who = (row["data"], row["model"], row["method"])
+        if row["role"] == "cost":
+            costs.setdefault(who, {}).setdefault(row["metric"], []).append(row["value"])
+        else:
+            key = (*who, row["shift"], row["severity"], row["role"])
+            groups.setdefault(key, {}).setdefault(row["metric"], []).append(row["value"])
+    metrics = list(dict.fromkeys(row["metric"] for row in table))
+    summary = []
+    for key, values in groups.items():
+        line: Row = dict(zip(("data", "model", "method", "shift", "severity", "role"), key, strict=True))
+        line["seeds"] = max(map(len, values.values()))
+        for metric in metrics:
+            measured = (values | costs.get(key[:3], {})).get(metric, [])
+            line[metric], line[f"{metric}_stderr"] = mean_over_seeds(measured)
+        summary.append(line)
+    return summary
+
+
+def mean_over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and its standard error; nothing where a seed has no value."""
+    score = over_seeds(values)
+    return score.mean, score.stderr
+
+
+def write_table(path: Path, table: Sequence[Mapping[str, Any]], *, parquet: bool = False) -> None:
+    """Write rows of the same keys as csv, and as parquet beside it where asked."""
+    columns = list(table[0]) if table else []
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    with whole_file(path) as temporary:
+        temporary.write_text(text.getvalue(), encoding="utf-8", newline="")
+    if parquet and table:
+        arrow, writer_of = import_pyarrow()
+        with whole_file(path.with_suffix(".parquet")) as temporary:
+            writer_of.write_table(arrow.Table.from_pylist([dict(row) for row in table]), temporary)
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    """Pyarrow and its parquet module, or what to install."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("--parquet needs pyarrow: pip install pyarrow; results.csv has the same numbers") from error
+    return pyarrow, pyarrow.parquet

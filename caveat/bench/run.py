@@ -1,0 +1,219 @@
+"""Run an experiment: what is not done yet, cell by cell or side by side, and the tables of what is.
+
+A folder of results holds
+
+    experiment.toml   the file that was run              bench.json       every cell: what it is, where, how it went
+    results.csv       every number                       summary.csv      means and standard errors over seeds
+    comparisons.csv   paired intervals against MAP       ranks.csv        places of the methods
+    inputs/<data>/    some inputs of each condition      cells/<name>/    see `caveat.bench.cells`
+
+The tables are written when the run ends, also when it is stopped, from the cells that are done by then.
+"""
+
+import contextlib
+import dataclasses
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from caveat.bench.cells import Outcome, Place, record_failure, run_cell
+from caveat.bench.compare import comparisons, ranks
+from caveat.bench.conditions import conditions, shown_inputs
+from caveat.bench.estimate import seconds_left, seconds_of
+from caveat.bench.experiment import MAP, Experiment, read_experiment
+from caveat.bench.grid import Cell, cells_of, evaluation_key, is_done, is_fitted
+from caveat.bench.guards import Guard, guards
+from caveat.bench.results import import_pyarrow, long_table, read_results, summary_table, write_table
+from caveat.bench.workers import Died, in_processes
+from caveat.engine.distributed import current_ranks
+from caveat.evaluate.evaluation import slug
+from caveat.methods import method_name
+from caveat.report.tables import format_seconds
+from caveat.storage import FORMAT, encode, read_json, write_arrays, write_json
+
+__all__ = ["Bench", "run_bench"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a run came to."""
+
+    out: Path
+    cells: int
+    ran: int  # in this call
+    failed: dict[str, str]  # cell -> error
+    guards: list[Guard]
+
+
+def run_bench(
+    path: str | Path, place: Place, *, jobs: int = 1, parquet: bool = False, say: Callable[[str], None] = print
+) -> Bench:
+    """Run what is missing, then write the tables.
+
+    Args:
+        path: the experiment file.
+        place: the folder of results, the device, and where data are.
+        jobs: cells at a time, each in a process of its own with its share of the threads.
+        parquet: write the tables as parquet files too.
+        say: told of every cell as it ends.
+    """
+    experiment = read_experiment(path)
+    if parquet:
+        import_pyarrow()  # says what to install before any work is done
+    ranks_here = current_ranks(place.device)
+    if jobs > 1 and ranks_here.size > 1:
+        raise ValueError(f"--jobs {jobs}: under torchrun the ranks share each cell, so leave --jobs at 1")
+    cells = cells_of(experiment)
+    pending = [cell for cell in cells if not is_done(place.out, cell, evaluation_key(experiment, cell))]
+    ranks_here.wait()  # all ranks have looked before one of them writes
+    if not ranks_here.first:
+        for cell in pending:
+            run_cell(experiment, cell, place)
+        return Bench(place.out, len(cells), len(pending), {}, [])
+    with _locked(place.out):
+        shutil.copyfile(path, place.out / "experiment.toml")
+        say(f"{experiment.title or experiment.name}: {len(cells)} cells, {len(cells) - len(pending)} done before")
+        try:
+            _run_all(experiment, pending, place, jobs, say, [c for c in cells if c not in pending])
+        finally:
+            found, failed = _write_tables(experiment, cells, place, parquet)
+    return Bench(place.out, len(cells), len(pending), failed, found)
+
+
+def _run_all(
+    experiment: Experiment,
+    pending: Sequence[Cell],
+    place: Place,
+    jobs: int,
+    say: Callable[[str], None],
+    before: Sequence[Cell],
+) -> None:
+    """Every pending cell, those that others start from first; says how each went and how long the rest will take."""
+    known = [(cell, s) for cell in before if (s := seconds_of(place.out, cell)) is not None]
+    left = list(pending)
+    for done, (cell, outcome) in enumerate(_outcomes(experiment, pending, place, jobs), 1):
+        left.remove(cell)
+        seconds = seconds_of(place.out, cell)
+        known += [(cell, seconds)] if seconds is not None and outcome.error is None else []
+        text = f"failed, {outcome.error}" if outcome.error else f"NLL {outcome.nll:.4g}"
+        rest = seconds_left(known, left, jobs)
+        about = f"; about {format_seconds(max(rest, 1.0))} left" if left and rest is not None else ""
+        say(f"[{done}/{len(pending)}] {cell}: {text}, {format_seconds(outcome.seconds)}{about}")
+
+
+def _outcomes(
+    experiment: Experiment, pending: Sequence[Cell], place: Place, jobs: int
+) -> Iterator[tuple[Cell, Outcome]]:
+    if jobs == 1:
+        for cell in pending:
+            yield cell, run_cell(experiment, cell, place)
+        return
+
+    def ready(cell: Cell) -> bool:
+        return cell.start is None or is_fitted(place.out, cell.start) or cell.start in over
+
+    over: set[str] = set()  # cells that ended, well or not
+    work = partial(_work, experiment, dataclasses.replace(place, progress=False))
+    for cell, answer in in_processes(work, pending, ready, jobs):
+        over.add(cell.name)
+        if isinstance(answer, Died):
+            record_failure(place.out / "cells" / cell.name, cell, answer.reason, "")
+            answer = Outcome(0.0, answer.reason)
+        yield cell, answer
+
+
+def _work(experiment: Experiment, place: Place, cell: Cell) -> Outcome:
+    return run_cell(experiment, cell, place)
+
+
+def _write_tables(
+    experiment: Experiment, cells: Sequence[Cell], place: Place, parquet: bool
+) -> tuple[list[Guard], dict[str, str]]:
+    """Everything beside the cells, from the cells that are done; returns the guard rails, and what failed."""
+    results = read_results(experiment, place.out)
+    table = long_table(results)
+    compared = comparisons(results, experiment.baseline)
+    tables = {"results": table, "summary": summary_table(table), "comparisons": compared, "ranks": ranks(table)}
+    for name, rows in tables.items():
+        write_table(place.out / f"{name}.csv", rows, parquet=parquet)
+    against = experiment.yardstick
+    with_map = comparisons(results, MAP) if against != MAP else []
+    found = guards(compared if against == experiment.baseline else comparisons(results, against), with_map)
+    done = {result.cell.name for result in results}
+    failed = {cell.name: error for cell in cells if cell.name not in done and (error := _error(place.out, cell))}
+    _write_index(experiment, cells, place, done, failed, found)
+    for source in experiment.data:
+        if any(result.cell.data == source for result in results):
+            shown = conditions(source, experiment.shifts, experiment.ood, experiment.test_rows, place.data_dir)
+            for name, arrays in shown_inputs(shown, experiment.kept_rows).items():
+                write_arrays(place.out / "inputs" / slug(source.label) / f"{slug(name)}.npz", arrays)
+    by_name = {cell.name: str(cell) for cell in cells}
+    return found, {by_name[name]: error for name, error in failed.items()}
+
+
+def _write_index(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    place: Place,
+    done: set[str],
+    failed: dict[str, str],
+    found: Sequence[Guard],
+) -> None:
+    """bench.json: what a page needs to know beside the tables."""
+    entries: list[dict[str, Any]] = [
+        {
+            "folder": f"cells/{cell.name}",
+            "data": cell.data.label,
+            "model": cell.model,
+            "method": cell.label,
+            "kind": method_name(cell.method),
+            "knobs": encode(cell.method, {}, "method")["fields"],
+            "seed": cell.seed,
+            "start": cell.start and f"cells/{cell.start}",
+            "status": "done" if cell.name in done else "failed" if cell.name in failed else "missing",
+            "error": failed.get(cell.name),
+        }
+        for cell in cells
+    ]
+    content = {
+        "format": FORMAT,
+        "name": experiment.name,
+        "title": experiment.title,
+        "baseline": experiment.baseline,
+        "seeds": experiment.seeds,
+        "shifts": dict(experiment.shifts),
+        "ood": experiment.ood,
+        "reference": experiment.reference,
+        "kept_rows": experiment.kept_rows,
+        "machine": {"system": platform.platform(), "processor": platform.machine(), "device": str(place.device)},
+        "cells": entries,
+        "guards": [dataclasses.asdict(guard) | {"sentence": guard.sentence()} for guard in found],
+    }
+    write_json(place.out / "bench.json", content)
+
+
+def _error(out: Path, cell: Cell) -> str | None:
+    path = out / "cells" / cell.name / "failure.json"
+    return str(read_json(path)["error"]) if path.exists() else None
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """The folder for this process alone; the system lets go of it however the process ends."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RuntimeError(
+                    f"{out} is in use by another `caveat bench`: wait for it, or choose --out"
+                ) from error
+        yield
