@@ -3,6 +3,7 @@
 from typing import Any
 
 from caveat.bayesian_linear_model import BayesianLinearModel
+from caveat.data import shift
 from caveat.deploy import deploy
 from caveat.engine.run import Info
 from caveat.engine.training import Training
@@ -69,6 +70,7 @@ __all__ = [
     "load_reference",
     "posterior_surface",
     "reference_task",
+    "shift",
     "to_arviz",
     *sorted(method.__name__ for method in discover().values()),
 ]

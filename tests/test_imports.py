@@ -19,7 +19,9 @@ LAYERS = [
     {"posterior", "fitting", "deploy", "bayesian_linear_model"},
     {"evaluate"},
     {"report"},
-    {"recipe", "reference", "demo", "cli", "__init__"},
+    {"recipe", "reference"},
+    {"bench"},
+    {"demo", "cli", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
