@@ -117,8 +117,8 @@ class BayesianLinearModel:
         self.learns_noise = noise is None
         self.groups = None if groups is None else tuple(groups)
         self.g_prior, self.solver, self.tuning = g_prior, solver or ConjugateGradients(), tuning or Tuning()
+        self._one_noise = noise is None or torch.as_tensor(noise).ndim == 0
         self._factors, self._noise = _noise(noise, self.targets)
-        self._one_noise = noise is None or isinstance(noise, int | float)
         self._prior = _prior(prior_precision, self.groups, self.features.size).to(self.features.device)
 
     def fit(self, samples: int = 64, seed: int = 0, tune: bool = True) -> LinearPosterior:

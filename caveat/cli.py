@@ -400,7 +400,7 @@ def _commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
             fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help=about)]))
         if method is not None:
             # A knob that may be of two kinds, as a solver may, is of its default's kind here, with all its knobs shown.
-            own = Annotated[method, flat, tyro.conf.AvoidSubcommands]
+            own: Any = Annotated[method, flat, tyro.conf.AvoidSubcommands]
             fields.append(("method", own, dataclasses.field(default_factory=method)))
         fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
         parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,13 @@ def test_several_outputs_a_row() -> None:
     torch.testing.assert_close(together.mean, apart.mean, rtol=1e-2, atol=1e-2)
     assert together.predict(phi).mean.shape == (50, 3)
     assert together.log_evidence() == pytest.approx(apart.log_evidence(), abs=1e-2)
+
+
+@pytest.mark.parametrize("given", [torch.tensor(0.3), np.float32(0.3), np.array(0.3)])
+def test_one_noise_of_any_kind(given: Any) -> None:
+    posterior = BayesianLinearModel(PHI, TARGETS, noise=given).fit(4, tune=False)
+    assert posterior.noise == pytest.approx(NOISE)
+    assert posterior.predict(NEW).aleatoric[0, 0] == pytest.approx(NOISE**2)
 
 
 def test_noise_of_each_row() -> None:

@@ -160,8 +160,8 @@ class DenseFeatures:
             yield from (DenseBlock(index, self.phi[index]) for index in order)
             return
         index = torch.arange(self.rows, device=self.device)
-        for part in index.split(self.block_rows):
-            yield DenseBlock(part, self.phi[int(part[0]) : int(part[-1]) + 1])
+        parts = zip(index.split(self.block_rows), self.phi.split(self.block_rows), strict=True)
+        yield from (DenseBlock(part, phi) for part, phi in parts)
 
 
 @dataclass(frozen=True)

@@ -69,16 +69,20 @@ class LinearModel:
         return total
 
     def check_finite(self) -> None:
-        """Raise an error that names the first rows whose products are NaN or infinite, if there are any."""
-        z = torch.ones(1, self.features.size, dtype=self.features.dtype, device=self.features.device)
-        for block in self.features.blocks():
-            if not self.block_curvature(block, z).isfinite().all():
-                rows = f"{int(block.index.min())} to {int(block.index.max())}"
+        """Raise an error that names the first row whose products are NaN or infinite, if there is one."""
+        for block in self._not_finite(None):
+            for row in self._not_finite(block.index.split(1)):
                 raise ValueError(
-                    f"the features of rows {rows} give products that hold NaN or infinity: look at those rows, at the "
-                    "noise given to them, and whether the numbers fit the type "
+                    f"the features of row {int(row.index)} give products that hold NaN or infinity: look at that row, "
+                    "at the noise given to it, and whether the numbers fit the type "
                     f"({str(self.features.dtype).removeprefix('torch.')})"
                 )
+
+    def _not_finite(self, order: Sequence[Tensor] | None) -> Iterator[Block]:
+        z = torch.ones(1, self.features.size, dtype=self.features.dtype, device=self.features.device)
+        for block in self.features.blocks(order):
+            if not self.block_curvature(block, z).isfinite().all():
+                yield block
 
     def with_precision(self, precision: Tensor) -> "LinearModel":
         """The same rows under another prior."""

@@ -66,6 +66,7 @@ class Program:
     def __init__(
         self, network: Network, params: Params, names: Sequence[str], x: Inputs, bfloat16: bool = False
     ) -> None:
+        self.checked = False  # whether its derivatives were compared with others
         given = {name: value for name, value in params.items() if not name.startswith("hyper/")}
         self.shapes = [params[name].shape for name in names]
         self.sizes = [shape.numel() for shape in self.shapes]
@@ -152,6 +153,9 @@ class Program:
                 continue
             outputs = [next(made) if is_floating(leaf) else None for leaf in pytree.tree_leaves(result)]
             self.wires[call.node] = tuple(outputs)
+            if not any(outputs):  # a comparison, or the place of a maximum: steps without slopes
+                _refuse_complex(call, result)
+                continue
             rule = rule_for(replace(call.site, active=active), given, result)
             if call.node not in self.fixed:
                 numbers = [t.numel() for t in floating(result)]
@@ -209,6 +213,18 @@ def _calls(nodes: list[fx.Node], result: fx.Node) -> list[_Call]:
     return calls[::-1]
 
 
+def _refuse_complex(call: _Call, result: Any) -> None:
+    if any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in pytree.tree_leaves(result)):
+        raise ValueError(
+            f"{call.site.target}, which {_layer(call)} uses, gives complex numbers, which are not followed: leave "
+            "the parameters up to that layer out of the linear model, or replace the layer"
+        )
+
+
+def _layer(call: _Call) -> str:
+    return next(iter(call.node.meta.get("nn_module_stack", ())), "") or "the network itself"
+
+
 @contextlib.contextmanager
 def _explained(call: _Call) -> Iterator[None]:
     """Errors of torch with the layer and the operation that they are about, and what to do."""
@@ -217,9 +233,8 @@ def _explained(call: _Call) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (NotImplementedError, RuntimeError) as error:
-        layer = next(iter(call.node.meta.get("nn_module_stack", ())), "") or "the network itself"
         raise ValueError(
-            f"torch cannot linearise {call.site.target}, which {layer} uses, forwards and backwards for several "
+            f"torch cannot linearise {call.site.target}, which {_layer(call)} uses, forwards and backwards for several "
             "vectors at once: leave the parameters up to that layer out of the linear model, or replace the layer "
             f"({str(error).strip().partition(chr(10))[0]})"
         ) from error

@@ -32,6 +32,8 @@ def rule_for(site: Site, values: Sequence[Any], result: Any) -> Rule:
     if site.target in (aten.add.Tensor, aten.sub.Tensor) and len(site.leaves) == 2:
         signs = tuple(-1 if site.target is aten.sub.Tensor and place == 1 else 1 for place in site.active)
         return _Sum(signs, shapes, result.shape)
+    if site.target is aten.t.default and values[0].ndim == 2:
+        return _Transposed()
     if site.target in _RESHAPING:
         return _Reshaped(values[0].shape, result.shape)
     if isinstance(result, Tensor) and torch.Tag.pointwise in getattr(site.target, "tags", ()):
@@ -79,6 +81,20 @@ class _Reshaped:
 
     def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
         return [g.reshape(-1, *self.before) for g in cotangents if g is not None]
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    """A matrix with its axes exchanged, as a linear layer's product takes its weights."""
+
+    def save(self, values: Sequence[Any], result: Any) -> Tensors:
+        return ()
+
+    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [t.mT for t in tangents]
+
+    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        return [g.mT for g in cotangents if g is not None]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs, slices, tensors
 from caveat.engine.cost import free_bytes
-from caveat.engine.features import Noise
+from caveat.engine.features import Noise, times
 from caveat.engine.jacobian import Jacobian
 from caveat.engine.linear_program import Program
 from caveat.network import Network, Params
@@ -25,6 +25,7 @@ __all__ = ["NetworkBlock", "NetworkFeatures"]
 
 # Numbers in the largest tangents of eight vectors and one block: what the caches hold, what fills a GPU.
 _CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
+_PROGRAMS = 4  # shapes of inputs whose steps a network keeps: tracing takes longer than a prediction for a few rows
 
 
 class NetworkFeatures:
@@ -57,12 +58,14 @@ class NetworkFeatures:
         self.dtype, self.device = network.dtype, network.device
         self.data, self.rows = rows.on(self.device), len(rows)
         self.size = sum(params[name].numel() for name in self.names)
-        self._programs: dict[Any, Program] = {}
         first = torch.arange(min(2, self.rows))
         x, _ = next(self.data.batches([first], self.device))
-        program = Program(network, params, self.names, x)
-        self.outputs = program.output_shape.numel()
-        self._check(program, x)
+        program = self._found(x, bfloat16=False)
+        self.output_shape = program.output_shape  # of a row
+        self.outputs = self.output_shape.numel()
+        if not program.checked:
+            self._check(program, x)
+            program.checked = True
         each = max(program.largest // len(first), 1)  # numbers of one row in the largest tangent
         # About a dozen such tangents, of four bytes a number, are there at a time.
         room = (free_bytes(self.device) or 0) // 64
@@ -80,10 +83,23 @@ class NetworkFeatures:
 
     def program(self, x: Inputs) -> Program:
         """The network's steps for inputs of this shape."""
-        key = tuple((t.shape, t.dtype) for t in tensors(x))
-        if key not in self._programs:
-            self._programs[key] = Program(self.network, self.params, self.names, x, self.bfloat16)
-        return self._programs[key]
+        return self._found(x, self.bfloat16)
+
+    def _found(self, x: Inputs, bfloat16: bool) -> Program:
+        """Traced once: the network keeps the last few, each with the weights that it is for."""
+        key = (self.names, bfloat16, *((t.shape, t.dtype) for t in tensors(x)))
+        at = [(value, value._version) for value in self.params.values()]
+        kept: dict[Any, tuple[list[tuple[Tensor, int]], Program]] = self.network.found.setdefault("programs", {})
+        before, program = kept.pop(key, ([], None))
+        same = len(at) == len(before) and all(
+            value is other and version == earlier for (value, version), (other, earlier) in zip(at, before, strict=True)
+        )
+        if program is None or not same:
+            program = Program(self.network, self.params, self.names, x, bfloat16)
+        kept[key] = (at, program)  # the last to be dropped
+        while len(kept) > _PROGRAMS:
+            del kept[next(iter(kept))]
+        return program
 
     def curvature_diagonal(self, noise: Noise) -> Tensor:
         """The diagonal of sum_i J_i^T B_i J_i, exact, [d]."""
@@ -93,7 +109,8 @@ class NetworkFeatures:
         for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
             factor = noise.factor(block)
             here = jacobian.at(block.x)
-            for v in (factor.diag_embed() if factor.ndim == 2 else factor).unbind(2):
+            for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):
+                v = times(factor, unit.expand(1, len(factor), -1))[0]
                 squares = here.squares(v.reshape(here.outputs.shape).contiguous())
                 total += torch.cat([squares[name].flatten() for name in self.names])
         return total.to(self.dtype)
@@ -105,18 +122,14 @@ class NetworkFeatures:
         v = torch.randn((1, *outputs.shape), generator=rng, dtype=torch.float64).to(outputs)
         ours = program.pull(saved, v)[0].split(program.sizes)
         program.push(saved, torch.zeros(1, self.size, dtype=self.dtype, device=self.device))
-        own = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
-        with torch.enable_grad():
-            alone = [self.network(self.params | own, row).flatten(1) for row in slices(x, 1)]
-            total = (torch.cat(alone) * v[0]).sum()
-            theirs = torch.autograd.grad(total, list(own.values()), allow_unused=True, materialize_grads=True)
+        each = [self._of_a_row(number, row, v[0, number]) for number, row in enumerate(slices(x, 1))]
+        theirs = [sum(parts[1:], start=parts[0]) for parts in zip(*each, strict=True)]
         tolerance = 1e-6 if self.dtype == torch.float64 else 0.03  # a GPU's convolutions round to ten bits by default
         scale = max(float(g.norm()) for g in theirs)
         wrong = [
             name
             for name, mine, g in zip(self.names, ours, theirs, strict=True)
             if not float((mine - g.flatten()).norm()) <= tolerance * max(float(g.norm()), 0.01 * scale)
-            and g.isfinite().all()
         ]
         if wrong:
             raise ValueError(
@@ -124,6 +137,20 @@ class NetworkFeatures:
                 "custom autograd function, or an operation over the batch axis, cannot be linearised; leave those "
                 "parameters out, or replace the layer"
             )
+
+    def _of_a_row(self, number: int, row: Inputs, v: Tensor) -> tuple[Tensor, ...]:
+        """J^T v of a row by autograd, parameter by parameter."""
+        own = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
+        with torch.enable_grad():
+            total = (self.network(self.params | own, row).flatten() * v).sum()
+            found = torch.autograd.grad(total, list(own.values()), allow_unused=True, materialize_grads=True)
+        bad = [name for name, g in zip(own, found, strict=True) if not g.isfinite().all()]
+        if bad:
+            raise ValueError(
+                f"the derivatives of row {number} by {bad[0]} hold NaN or infinity: look at that row, and whether the "
+                "network takes a root or a logarithm of zero, or divides by it"
+            )
+        return found
 
 
 class NetworkBlock:

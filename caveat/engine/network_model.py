@@ -53,7 +53,7 @@ class LikelihoodNoise:
 
     def information(self) -> Tensor:
         """B of all rows where it is diagonal, [n, m]."""
-        return self._factor(self.outputs, self.targets).square()
+        return torch.cat([self._factor(h, y).square() for h, y in self._pieces(self.outputs)])
 
     def at(self, outputs: Tensor) -> "LikelihoodNoise":
         """The same at other outputs, [n, m]."""

@@ -28,10 +28,27 @@ class Nystrom:
     values: Tensor  # lambda, [r], descending, float64
 
     def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
-        """P^-1 v for v [K, d], by Woodbury's identity with S = U diag(lambda - lambda_r)^(1/2) and D = lambda_r + A."""
+        """P^-1 v for v [K, d]."""
+        return self._of_one(precision) if len(precision) == 1 else self._of_each(precision)
+
+    def _of_one(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        """For one alpha: v is divided by lambda + alpha along U, and by lambda_r + alpha elsewhere."""
+        U, along, elsewhere = self.vectors, self.values + precision.double(), self.values[-1] + precision.double()
+
+        def solve(v: Tensor) -> Tensor:
+            inside = v @ U
+            outside = v - inside @ U.T
+            # What rounding leaves of a large part inside is much where lambda_r + alpha is small: once more.
+            outside -= (outside @ U) @ U.T
+            return (inside / along).to(v.dtype) @ U.T + outside / elsewhere.to(v.dtype)
+
+        return solve
+
+    def _of_each(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        """By Woodbury's identity with S = U diag(lambda - lambda_r)^(1/2) and D = lambda_r + A."""
         smallest = self.values[-1]
         S = self.vectors * (self.values - smallest).sqrt().to(self.vectors.dtype)
-        D = (precision + smallest.to(precision.dtype)).expand(len(S))
+        D = precision + smallest.to(precision.dtype)
         W = S / D.unsqueeze(1)
         inner = (S.T @ W).double()
         inner.diagonal().add_(1)

@@ -4,7 +4,7 @@
 
 (Antoran et al. 2023). The sketch that preconditions the solves is made once; the prior precision comes from MacKay's
 updates with a few samples; then all samples are solved for, some at a time. Each of the three is kept in the run's
-folder, so that a killed run goes on from the last. Memory is that of the samples of a group, whatever their number.
+folder, so that a killed run goes on from the last. The device holds the samples of a group, whatever their number.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, move
 from caveat.engine.cost import forward_flops
-from caveat.engine.features import Block, Noise
 from caveat.engine.linear_model import Draws
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, tune, unfinished
 from caveat.engine.network_features import NetworkFeatures
@@ -91,7 +90,7 @@ class Sampler:
     def groups(
         self, hyper: Hyperparameters, samples: int, at_once: int, known: Tensor | None = None
     ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """Deviations from the mean in weights, [k, d] at a time, on the CPU or on disk, with a note on each solve.
+        """Deviations from the mean in weights, [k, d] at a time, on disk or on the CPU, with a note on each solve.
 
         Samples that are known already, of unit noise and in the linear model's coordinates, are where the first start.
         """
@@ -121,7 +120,8 @@ class Sampler:
                     deviations = (self.linear.outside(found.z) * hyper.noise**-0.5).cpu()
                     if self.run.ranks.first:
                         part.append(str(first), {"samples": {"deviations": deviations}}, note)
-                else:
+                        kept = part.appended(str(first))  # large ones are on disk from here on
+                if kept is not None:
                     deviations, note = kept[0]["samples"]["deviations"], kept[1]
                 bar.update(len(numbers))
                 yield deviations, note
@@ -176,41 +176,22 @@ def linearise(
         block_rows: rows in a block of a pass.
         bfloat16: products in bfloat16.
     """
-    features = NetworkFeatures(network, params, task.train, block_rows=block_rows, bfloat16=bfloat16)
     outputs, targets = task.outputs(network, params, task.train)
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ValueError(f"the network's outputs hold NaN or infinity, first in row {row}: look at its weights")
-    noise = LikelihoodNoise(network.likelihood, hyper, outputs, targets)
+    features = NetworkFeatures(network, params, task.train, block_rows=block_rows, bfloat16=bfloat16)
+    noise, weights = LikelihoodNoise(network.likelihood, hyper, outputs, targets), flat(network, params)
     scale = None if prior is None else prior.rsqrt()
     if g_prior:
-        diagonal = features.curvature_diagonal(_DenseNoise(noise))
+        diagonal = features.curvature_diagonal(noise)
+        if not diagonal.isfinite().all():
+            NetworkModel(features, noise, weights).model.check_finite()
         scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
     x, _ = next(task.train.batches([torch.arange(1)], network.device))
     # There and back, twice a forward pass each.
     flops = 4 * forward_flops(network, params, x) * task.n
-    return NetworkModel(features, noise, flat(network, params), scale), flops
-
-
-@dataclass(frozen=True)
-class _DenseNoise:
-    """Factors as matrices or diagonals, positions among the outputs included."""
-
-    noise: Noise
-
-    @property
-    def width(self) -> int:
-        return self.noise.width
-
-    def factor(self, block: Block) -> Tensor:
-        factor = self.noise.factor(block)
-        if factor.ndim < 5:
-            return factor
-        b, p, c, q, t = factor.shape
-        whole = factor.new_zeros(b, p, c, t, p, q, t)
-        i, j = torch.arange(p).unsqueeze(1), torch.arange(t)
-        whole[:, i, :, j, i, :, j] = factor.permute(1, 4, 0, 2, 3)
-        return whole.reshape(b, p * c * t, p * q * t)
+    return NetworkModel(features, noise, weights, scale), flops
 
 
 class inputs_as_rows(Rows):  # noqa: N801 - used as a function
@@ -221,10 +202,6 @@ class inputs_as_rows(Rows):  # noqa: N801 - used as a function
 
     def __len__(self) -> int:
         return count_rows(self.x)
-
-    def first(self) -> Inputs:
-        """One row."""
-        return map_tensors(lambda t: t[:1] if t.ndim else t, self.x)
 
     def on(self, device: torch.device) -> Rows:
         """Where they are."""
@@ -244,4 +221,5 @@ def flat(network: Network, params: Params) -> Tensor:
 
 def normalisations(network: Network) -> set[str]:
     """Names of the normalisation layers: in front of one, the scale of weights does not matter."""
-    return {name for name, child in network.module.named_modules() if "Norm" in type(child).__name__}
+    layers = ((name, child) for name, child in network.module.named_modules() if not list(child.children()))
+    return {name for name, child in layers if "Norm" in type(child).__name__}

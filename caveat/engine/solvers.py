@@ -23,6 +23,7 @@ from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 __all__ = ["ConjugateGradients", "Finish", "Prepared", "Progress", "Report", "Solution", "Solver", "relative"]
 
 Progress = Callable[[float, float], None]  # passes so far, the largest residual
+TOO_COARSE = 0.03  # an error, relative to a sample, that rounding may leave
 
 
 @dataclass
@@ -142,7 +143,29 @@ class PreparedGradients:
         knobs = self.knobs if tolerance is None else replace(self.knobs, tolerance=tolerance)
         precondition = self.nystrom.preconditioner(model.precision) if self.knobs.rank else torch.clone
         z = (system.prior if start is None else start).clone()
-        return _conjugate_gradients(model, system.right, z, precondition, knobs, self.progress)
+        found = _conjugate_gradients(model, system.right, z, precondition, knobs, self.progress)
+        if torch.finfo(z.dtype).eps * self.top < 0.01 * float(model.precision.min()):
+            return found
+        return self._looked_at_again(model, system.right, found, precondition, max(10 * knobs.tolerance, TOO_COARSE))
+
+    def _looked_at_again(
+        self, model: LinearModel, right: Tensor, found: Solution, precondition: Callable[[Tensor], Tensor], most: float
+    ) -> Solution:
+        """The solution of a system that the numbers may be too coarse for, with image and residual made anew."""
+        image, report = model.curvature(found.z), found.report
+        residual = right - image - model.precision * found.z
+        report.vectors += len(right)
+        report.residuals = relative(inner(residual, residual), inner(right, right))
+        squares = inner(residual, precondition(residual)).clamp_min(0)
+        error = float(relative(squares, inner(right, precondition(right))).max())
+        if not error <= most:
+            report.converged = False
+            report.warnings.append(
+                f"{str(right.dtype).removeprefix('torch.')} is too coarse for a prior precision of "
+                f"{float(model.precision.min()):.2g} beside a curvature of {self.top:.2g}, and samples are off by some "
+                f"{100 * error:.0f}%: use double precision, or a larger prior precision"
+            )
+        return Solution(found.z, image, report)
 
 
 @dataclass

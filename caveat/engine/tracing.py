@@ -63,6 +63,22 @@ class _Made:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.args[1] if len(self.args) > 1 else self.kwargs["weight"]
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.args[2] if len(self.args) > 2 else self.kwargs.get("bias")
+
+    def __call__(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """What it makes of the same inputs with others."""
+        inputs = self.args[0] if self.args else self.kwargs["input"]
+        others = {name: value for name, value in self.kwargs.items() if name not in ("input", "weight", "bias")}
+        result: Tensor = self.func(inputs, weight, bias, *self.args[3:], **others)
+        return result
+
 
 class _Folding(TorchFunctionMode):
     """BatchNorm with fixed statistics as a layer's own scale and shift, or of its inputs where no layer made them."""
@@ -94,17 +110,14 @@ class _Folding(TorchFunctionMode):
         scale = (running_var + eps).rsqrt()
         scale = scale if weight is None else weight * scale
         layer = self.made.get(id(x))
-        if layer is None or layer.version != x._version:
+        # A linear layer has its outputs on the last axis, and the channels are on the second.
+        if layer is None or layer.version != x._version or x.ndim != layer.weight.ndim:
             shift = -running_mean * scale if bias is None else bias - running_mean * scale
             axes = (1, -1, *[1] * (x.ndim - 2))
             return x * scale.view(axes) + shift.view(axes)
-        args, kwargs = layer.args, layer.kwargs
-        own = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-        shift = (-running_mean if own.get("bias") is None else own["bias"] - running_mean) * scale
-        own["weight"] = own["weight"] * scale.view(-1, *[1] * (own["weight"].ndim - 1))
-        own["bias"] = shift if bias is None else shift + bias
-        result: Tensor = layer.func(*own.values(), *args[3:]) if not kwargs else layer.func(**own)
-        return result
+        shift = (-running_mean if layer.bias is None else layer.bias - running_mean) * scale
+        weight = layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1))
+        return layer(weight, shift if bias is None else shift + bias)
 
 
 _LAYERS = (torch.conv1d, torch.conv2d, torch.conv3d, nn.functional.linear)

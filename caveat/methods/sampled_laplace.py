@@ -200,14 +200,13 @@ class SampledLaplace:
         rows = shifts.flatten(2)
         return mean, torch.einsum("kbi,kbj->bij", rows, rows) / count
 
+    @torch.no_grad()
     def _shifts(self, state: State, network: Network, x: Inputs, chosen: list[int]) -> tuple[Tensor, Tensor]:
         """f(x) [B, ...] and J(x) z [n, B, ...] of chosen samples, which are brought to the device a few at a time."""
         own, params = self._own(network), state["params"]
-        with torch.no_grad():
-            if not count_rows(x):
-                outputs = own(params, move(x, network.device))
-                return outputs, outputs.expand(len(chosen), *outputs.shape)
-            first = own(params, move(inputs_as_rows(x).first(), network.device))
+        if not count_rows(x):
+            outputs = own(params, move(x, network.device))
+            return outputs, outputs.expand(len(chosen), *outputs.shape)
         features = NetworkFeatures(own, params, inputs_as_rows(x))
         wanted = sorted(set(chosen))
         mean: Tensor | None = None
@@ -222,8 +221,11 @@ class SampledLaplace:
                 found |= dict(zip(some, torch.cat([u for _, u in blocks], 1), strict=True))
             begin += len(part)
         assert mean is not None
-        shape = (count_rows(x), *first.shape[1:])
         shifts = torch.stack([found[number] for number in chosen])
+        if not shifts.isfinite().all():
+            row = int((~shifts.isfinite()).any(2).any(0).nonzero()[0])
+            raise ValueError(f"the network's derivatives at row {row} hold NaN or infinity: look at that row's inputs")
+        shape = (count_rows(x), *features.output_shape)
         return mean.reshape(shape), shifts.reshape(len(chosen), *shape)
 
     update = no_update

@@ -250,7 +250,7 @@ def test_features_that_are_not_finite_are_named() -> None:
     model = softmax_model(block_rows=10)
     assert isinstance(model.noise, RowNoise)
     model.noise.factors[25] = math.inf
-    with pytest.raises(ValueError, match="rows 20 to 29"):
+    with pytest.raises(ValueError, match="features of row 25 give products"):
         model.check_finite()
 
 

@@ -15,7 +15,6 @@ from caveat.engine import linear_products, network_features
 from caveat.engine.features import RowNoise
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.network_features import NetworkFeatures
-from caveat.models import resnet18
 from caveat.network import Network
 from caveat.rows import Rows
 
@@ -30,6 +29,59 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))[:, :3]
+
+
+class Residual(nn.Module):
+    """Two convolutions, each with a normalisation, beside a shortcut that has one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.shortcut, self.head = nn.Conv2d(1, 4, 1, 2, bias=False), nn.Linear(4, 3)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norms[0](self.first(x)), inplace=True)
+        h = self.norms[1](self.second(h)) + self.norms[2](self.shortcut(x))
+        return self.head(F.relu(h).mean((2, 3)))
+
+
+class Masks(nn.Module):
+    """Comparisons and places have no slopes, and what they choose has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h = torch.where(h > 0, h * (h < 1), 0.1 * h)
+        return self.second(h) * (1 + h.argmax(1, keepdim=True))
+
+
+class NormalisedOverThePlaces(nn.Module):
+    """The channels of the normalisation are not the outputs of the linear layer, though as many."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(4, outputs), nn.BatchNorm1d(3), nn.Linear(3 * outputs, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x)).flatten(1))
+
+
+class CalledByName(nn.Module):
+    """Arguments of a convolution by place and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(3, affine=False)
+        self.last = nn.Conv2d(4, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(F.conv2d(x, self.first.weight, self.first.bias, 2, padding=1))
+        h = F.conv2d(input=h, weight=self.last.weight, stride=3)
+        return self.second(h).flatten(1)
 
 
 class PartlyFrozen(nn.Module):
@@ -98,7 +150,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         nn.ConvTranspose2d(4, 3, 3, 2),
         nn.MaxPool2d(3, 2, 1),
     ),
-    "residual": lambda: (resnet18(1, 3, 2), torch.randn(N, 1, 4, 4)),
+    "residual": lambda: (Residual(), torch.randn(N, 1, 4, 4)),
     "one dimension": lambda: (
         nn.Sequential(nn.Conv1d(2, 4, 3, 2), nn.BatchNorm1d(4), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(8, 3)),
         torch.randn(N, 2, 10),
@@ -107,6 +159,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "partly frozen": lambda: (PartlyFrozen(), torch.randn(N, 4)),
     "recurrent and attention": lambda: (Recurrent(), torch.randn(N, 3, 3)),
     "tokens": lambda: (Tokens(), torch.randint(7, (N, 3))),
+    "masks": lambda: (Masks(), torch.randn(N, 4)),
+    "normalised over as many places": lambda: (NormalisedOverThePlaces(3), torch.randn(N, 3, 4)),
+    "normalised over places": lambda: (NormalisedOverThePlaces(2), torch.randn(N, 3, 4)),
+    "called by name": lambda: (CalledByName(), torch.randn(N, 2, 5, 5)),
 }
 
 
@@ -243,7 +299,7 @@ def test_the_diagonal_of_the_curvature_is_exact() -> None:
 
 
 def test_bfloat16_is_near_and_gives_single_precision() -> None:
-    module, x = resnet18(1, 3, 2), torch.randn(N, 1, 8, 8)
+    module, x = Residual(), torch.randn(N, 1, 4, 4)
     network = Network(module, caveat.Categorical())
     rows = Rows((x, torch.zeros(N, dtype=torch.long)))
     exact, rough = (NetworkFeatures(network, network.params(), rows, bfloat16=b) for b in (False, True))
@@ -280,8 +336,11 @@ class OverTheBatch(nn.Linear):
 
 @pytest.mark.parametrize(("module", "named"), [(Signs(), "first.weight"), (OverTheBatch(4, 3), "weight")])
 def test_derivatives_that_are_not_autograds_are_refused(module: nn.Module, named: str) -> None:
-    with pytest.raises(ValueError, match=rf"derivatives of {named}.*row alone.*leave those parameters out"):
-        features_of(module, torch.randn(N, 4))
+    network = network_of(module)
+    params, rows = network.params(), Rows((torch.randn(N, 4).double(), torch.zeros(N, dtype=torch.long)))
+    for _ in range(2):  # what the network keeps does not make it pass
+        with pytest.raises(ValueError, match=rf"derivatives of {named}.*row alone.*leave those parameters out"):
+            NetworkFeatures(network, params, rows)
 
 
 def test_an_operation_without_forward_mode_is_named_with_its_layer() -> None:
@@ -306,14 +365,67 @@ def test_unknown_names_are_refused() -> None:
         features_of(nn.Linear(4, 3), torch.randn(N, 4), names=["other"])
 
 
-def test_rows_without_finite_derivatives_are_named() -> None:
-    class Root(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).abs().sqrt()
+class Spectrum(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(super().forward(x)).abs()
 
+
+def test_complex_numbers_are_refused_by_name() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Spectrum(4, 4))
+    with pytest.raises(
+        ValueError, match=r"aten._fft_r2c.default, which 1 uses, gives complex numbers.*replace the layer"
+    ):
+        features_of(module, torch.randn(N, 4))
+
+
+class Root(nn.Linear):
+    """Finite at zero, but its slope is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).abs().sqrt()
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_first_rows_without_finite_derivatives_are_named(row: int) -> None:
+    x = torch.ones(N, 2)
+    x[row] = 0
+    with pytest.raises(
+        ValueError, match=f"derivatives of row {row} by 1.weight hold NaN or infinity: look at that row"
+    ):
+        features_of(nn.Sequential(nn.Identity(), Root(2, 2, bias=False)), x)
+
+
+def test_rows_without_finite_derivatives_are_named() -> None:
     x = torch.ones(N, 2)
     x[3] = 0
     features = features_of(Root(2, 2, bias=False), x, block_rows=2)
     model = LinearModel(features, RowNoise(torch.ones(N, 2).double()), torch.ones(1).double())
-    with pytest.raises(ValueError, match="the features of rows 2 to 3 give products that hold NaN"):
+    with pytest.raises(ValueError, match="the features of row 3 give products that hold NaN"):
         model.check_finite()
+
+
+def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[int] = []
+    real = network_features.Program
+    monkeypatch.setattr(network_features, "Program", lambda *a: (traced.append(1), real(*a))[1])
+    network, x = network_of(nn.Linear(4, 3)), torch.randn(N, 4).double()
+    params = network.params()
+
+    def outputs(params: dict[str, Tensor], count: int) -> Tensor:
+        rows = Rows((x[:count], torch.zeros(count, dtype=torch.long)))
+        return torch.cat([block.outputs for block in NetworkFeatures(network, params, rows).blocks()])
+
+    first = outputs(params, N)
+    assert len(traced) == 2  # two rows to check, and all
+    assert torch.equal(outputs(params, N), first)
+    assert len(traced) == 2
+    params["bias"] += 1  # in place
+    torch.testing.assert_close(outputs(params, N), first + 1)
+    other = network.params()
+    torch.testing.assert_close(outputs(other, N), first)
+    assert len(traced) == 6
+    for count in range(3, N + 1):
+        outputs(other, count)
+    monkeypatch.setattr(network_features, "_PROGRAMS", 1)
+    outputs(other, N)
+    assert len(network.found["programs"]) == 1

@@ -19,7 +19,7 @@ from caveat.engine.linear_model import Draws
 from caveat.engine.mackay import Tuning
 from caveat.engine.network_features import NetworkBlock
 from caveat.engine.network_model import NetworkModel, newton
-from caveat.engine.sampled import linearise
+from caveat.engine.sampled import linearise, normalisations
 from caveat.engine.solvers import ConjugateGradients
 from caveat.engine.stochastic import StochasticDescent
 
@@ -31,7 +31,7 @@ LIKELIHOODS = {
     "Poisson": caveat.Poisson(),
 }
 WIDTH = {"Categorical": 3, "Bernoulli": 2, "Gaussian": 2, "HeteroscedasticGaussian": 2, "Poisson": 1}
-EXACT = ConjugateGradients(rank=20, tolerance=1e-9)
+EXACT = ConjugateGradients(tolerance=1e-9)  # with a sketch of the whole curvature: the networks are small
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -309,6 +309,7 @@ def test_learned_noise_is_that_of_the_predictions_residuals() -> None:
     assert float(beta[0]) == pytest.approx(wanted, rel=0.03)
 
 
+@cache
 def normalised(factor: float) -> tuple[caveat.Task, Tensor]:
     """A network whose first layer is normalised, its weights times a factor: the same function."""
     torch.manual_seed(1)
@@ -425,14 +426,14 @@ def test_predictive_variances_are_settled_when_the_solver_stops(kind: str) -> No
 @pytest.mark.parametrize(
     "solver",
     [
-        StochasticDescent("reduced", batch_rows=30, tolerance=1e-2, passes=3000),
-        StochasticDescent("dual", batch_rows=20, tolerance=1e-3, passes=3000),
+        StochasticDescent("reduced", batch_rows=30, tolerance=2e-2, passes=3000),
+        StochasticDescent("dual", batch_rows=20, tolerance=1e-2, passes=3000),
         ConjugateGradients(rank=0),
     ],
 )
 def test_other_solvers_find_the_same(solver: Any) -> None:
     x, _ = rows("Categorical", 30, seed=4)
-    method = SampledLaplace(samples=8, tuning=Tuning(samples=4))
+    method = SampledLaplace(samples=8, tuning=Tuning(samples=2))
     usual, other = (fitted("Categorical", dataclasses.replace(method, solver=s)) for s in (method.solver, solver))
     precisions = [p.info.diagnostics["prior_precision"] for p in (usual, other)]
     assert precisions[0] == pytest.approx(precisions[1], rel=0.05)
@@ -573,23 +574,94 @@ def test_a_precision_that_runs_away_is_bounded_and_said(precision: Any) -> None:
     assert any(f"precision{layers} runs to infinity and was bounded" in said for said in posterior.info.warnings)
 
 
-def test_a_jacobian_that_is_not_finite_is_said() -> None:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3, bias=False)
+class Root(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3, bias=False)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x).abs().sqrt()  # of zero: finite, but its slope is not
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).abs().sqrt()  # of zero: finite, but its slope is not
 
+
+@cache
+def rooted() -> nn.Module:
     torch.manual_seed(0)
     module, (x, y) = Root().double(), rows("Categorical")
     optimizer = torch.optim.Adam(module.parameters(), 0.05)
     for _ in range(200):
         optimizer.zero_grad()
-        nn.functional.cross_entropy((module.linear(x).abs() + 1e-3).sqrt(), y).backward()
+        nn.functional.cross_entropy((module.linear(x).abs() + 1e-3).sqrt(), y).backward()  # type: ignore[operator]
         optimizer.step()
-    x[50] = 0
-    task = caveat.Task(module, (x, y), caveat.Categorical())
-    with pytest.raises(ValueError, match="rows 0 to 59 give products that hold NaN or infinity"):
-        caveat.fit(task, SampledLaplace(samples=2), progress=False)
+    return module
+
+
+@pytest.mark.parametrize("g_prior", [False, True])
+@pytest.mark.parametrize(("row", "said"), [(50, "features of row 50 give products"), (0, "derivatives of row 0 by")])
+def test_a_jacobian_that_is_not_finite_is_said(row: int, said: str, g_prior: bool) -> None:
+    x, y = rows("Categorical")
+    x[row] = 0
+    task = caveat.Task(rooted(), (x, y), caveat.Categorical())
+    with pytest.raises(ValueError, match=f"{said}.*hold NaN or infinity"):
+        caveat.fit(task, SampledLaplace(samples=2, g_prior=g_prior), progress=False)
+
+
+def test_a_prediction_that_is_not_finite_is_said() -> None:
+    x, y = rows("Categorical")
+    posterior = caveat.fit(
+        caveat.Task(rooted(), (x, y), caveat.Categorical()), SampledLaplace(samples=2, precision=1.0), progress=False
+    )
+    x[4] = 0
+    with pytest.raises(ValueError, match="derivatives at row 4 hold NaN or infinity"):
+        posterior.predict(x[:6])
+
+
+def test_no_rows_and_inputs_with_gradients() -> None:
+    posterior = fitted("Gaussian", SampledLaplace(samples=4, precision=1.0))
+    x, _ = rows("Gaussian", 5)
+    assert posterior.predict(x[:0]).mean.shape == (0, 2)
+    assert posterior.moments(x[:0], joint=True)[1].shape == (0, 0)
+    expected = posterior.predict(x).mean
+    found = posterior.predict(x.requires_grad_()).mean
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_network_named_after_its_normalisation_is_none() -> None:
+    class WithoutNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.layer = nn.Parameter(torch.ones(2)), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.scale
+
+    network = caveat.Task(WithoutNorm().double(), rows("Gaussian"), caveat.Gaussian()).network
+    assert normalisations(network) == set()
+    assert normalisations(normalised(1.0)[0].network) == {"1"}
+
+
+def test_a_fit_killed_while_it_looks_for_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With learned noise, whose mean and samples are parts of one tensor."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    task = caveat.Task(module, rows("Gaussian"), caveat.Gaussian())
+    start = caveat.fit(task, caveat.MAP(training=Training(epochs=100, learning_rate=0.02)), progress=False)
+    method = SampledLaplace(samples=3, precision="layers", tuning=Tuning(samples=8, tolerance=1e-3))
+    whole = caveat.fit(task, method, start=start, progress=False)
+    monkeypatch.setattr("caveat.engine.run.Run.checkpoint_due", lambda run: run.folder is not None)
+    solve, solved = solvers.PreparedGradients.solve, []
+
+    def killed(*args: Any) -> Any:
+        solved.append(1)
+        if len(solved) == 4:
+            raise KeyboardInterrupt
+        return solve(*args)
+
+    monkeypatch.setattr(solvers.PreparedGradients, "solve", killed)
+    with pytest.raises(KeyboardInterrupt):
+        caveat.fit(task, method, start=start, folder=tmp_path / "posterior", progress=False)
+    resumed = caveat.fit(task, method, start=start, folder=tmp_path / "posterior", progress=False)
+    assert len(solved) == 4 + len(whole.info.diagnostics["history"]) - 3 + 1  # the rest of the updates, the samples
+    assert torch.equal(deviations(resumed), deviations(whole))
+    assert torch.equal(resumed.state["hyper"]["log_noise"], whole.state["hyper"]["log_noise"])
+    assert resumed.info.diagnostics == whole.info.diagnostics
