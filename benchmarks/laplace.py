@@ -70,7 +70,7 @@ CASES = {
     "mlp": Case(lambda: models.mlp(784, 10, hidden=(100, 100)), (784,), 2048, (4, 16, 64, 256)),
     "lenet5": Case(lambda: models.lenet5(), (1, 28, 28), 1024, (4, 16, 64, 256)),
     "resnet18 width 16": Case(lambda: models.resnet18(width=16), (3, 32, 32), 128, (1, 4, 16, 64)),
-    "resnet18 width 64": Case(lambda: models.resnet18(), (3, 32, 32), 128, (1, 4, 16)),
+    "resnet18 width 64": Case(lambda: models.resnet18(), (3, 32, 32), 256, (1, 4, 16)),
 }
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append", help="only this network; may be repeated")
     parser.add_argument("--method", choices=METHODS, action="append", help="only this method; may be repeated")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one measurement may take")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
     parser.add_argument("--memory", type=float, default=12.0, help="GB that one measurement may take on a CPU")
     parser.add_argument("--processor-time", action="store_true", help="count the process's own seconds: see above")
     parser.add_argument("--csv", help="also write the table to this file")
@@ -180,7 +180,7 @@ def best_of_peer(ours: Job, python: str, limit: float) -> Job:
         tried: dict[int, Measured] = {}
         for batch in CASES[ours.case].batches:
             job = dataclasses.replace(ours, side="peer", backend=backend, fit_batch=batch, predict_batch=batch)
-            tried[batch] = measure(dataclasses.replace(job, rows=max(batch, job.rows // 8)), python, limit)
+            tried[batch] = measure(dataclasses.replace(job, rows=max(batch, job.rows // 32)), python, limit)
             fit_batch = min(tried, key=lambda b: tried[b].fit_s)
             predict_batch = min(tried, key=lambda b: tried[b].predict_s)
             fit_s, predict_s = tried[fit_batch].fit_s, tried[predict_batch].predict_s
