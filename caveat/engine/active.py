@@ -2,7 +2,8 @@
 
 The state's group "active" has flat tensors: mean, log_std (none for points), int32 indices of the layers that are not
 dense, and the counts of all linear and convolutional layers, 0 for those that are points; these and biases, norm layers
-and buffers are in "rest". A group "noise" has numbers that multiply whole units (`engine.groups`).
+and buffers are in "rest". A linear layer that has lost whole inputs has, in place of indices, "columns/<layer>": those
+that it still reads. A group "noise" has numbers that multiply whole units (`engine.groups`).
 """
 
 import math
@@ -17,10 +18,10 @@ from caveat.batches import Inputs, move, slices
 from caveat.engine.accounting import Account, Cost, LayerCost, Scheme, account
 from caveat.engine.channel_exchange import of_slices, widened
 from caveat.engine.draws import PIECE_ROWS
-from caveat.engine.groups import drawn, expected, factors_of, scaled
+from caveat.engine.groups import drawn, expected, factors_of, kept_of, scaled
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import Layout, Substitute, candidates, left_out, weight_name
+from caveat.engine.sparse_layers import Layout, Substitute, candidates, column_indices, left_out, weight_name
 from caveat.engine.variational import Trained
 from caveat.likelihoods import Hyper
 from caveat.network import Layer, Network, Params
@@ -128,8 +129,16 @@ def narrow_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interv
 def layout_of(state: State, network: Network) -> Layout:
     """Where a state's weights are in its own network."""
     layers = candidates(network)
-    counts = {name: n for name, n in zip(layers, state["active"]["counts"].tolist(), strict=True) if n}
-    return Layout({name: layers[name] for name in counts}, counts, state["active"]["indices"])
+    active = state["active"]
+    counts = {name: n for name, n in zip(layers, active["counts"].tolist(), strict=True) if n}
+    geometries = {name: layers[name] for name in counts}
+    sparse = [name for name, n in counts.items() if n < geometries[name].size]
+    single = iter(active["indices"].split([counts[name] for name in sparse if f"columns/{name}" not in active]))
+    parts = [
+        column_indices(geometries[name], active[f"columns/{name}"]) if f"columns/{name}" in active else next(single)
+        for name in sparse
+    ]
+    return Layout(geometries, counts, torch.cat(parts) if parts else active["indices"])
 
 
 def _values(state: State, layout: Layout, rng: torch.Generator | None) -> Tensor:
@@ -141,7 +150,7 @@ def _values(state: State, layout: Layout, rng: torch.Generator | None) -> Tensor
     if "noise" not in state:
         return values
     units = expected(state["noise"]) if rng is None else drawn(state["noise"], rng)
-    return scaled(values, layout, factors_of(state["noise"], units))
+    return scaled(values, layout, factors_of(units, kept_of(state["noise"])))
 
 
 def active_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:

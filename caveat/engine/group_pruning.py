@@ -104,9 +104,9 @@ def train_and_prune(
     example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
     after = account(thin.network, example, scheme, active=thin.layout.counts)
     bytes_of_noise = sum(t.numel() * t.element_size() for t in (*thin.noise.values(), *thin.slices.values()))
-    made = pruned_account(before, after, bytes_of_noise)
+    made = pruned_account(before, after, thin.columns, bytes_of_noise)
     found: dict[str, Any] = {"sparsity": 1 - made.density} | _units(units.groups, chosen)
-    state = trained.state(thin.network) | {"noise": thin.noise} | ({"slices": thin.slices} if thin.slices else {})
+    state = thin.state(trained)
     return state, describe(task, trained, run, made, what, found)
 
 

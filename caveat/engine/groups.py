@@ -22,7 +22,7 @@ from caveat.engine.sparse import Geometry
 from caveat.engine.sparse_layers import Layout, weight_name
 from caveat.network import Network, Params
 
-__all__ = ["Groups", "drawn", "expected", "factors_of", "find_groups", "scaled"]
+__all__ = ["Groups", "drawn", "expected", "factors_of", "find_groups", "kept_of", "scaled"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,6 @@ class Groups:
     of: dict[str, Tensor]  # for each layer [inputs, n]: the groups that multiply an input; `size` stands for none
     size: int  # how many groups
     names: dict[str, int] = field(default_factory=dict)  # of spaces (by the layer that makes one) and layers: how many
-
-    def factors(self, z: Tensor) -> dict[str, Tensor]:
-        """For each layer the numbers [..., inputs], of one for each group [..., size]."""
-        return _factors(z, self.of)
 
 
 def find_groups(network: Network, layers: dict[str, Geometry], example: Inputs) -> tuple[Groups, str | None]:
@@ -123,12 +119,13 @@ def _read(name: str, channels: Channels | None, spaces: dict[int, int]) -> Tenso
     return torch.cat(parts)
 
 
-def factors_of(noise: Params, z: Tensor) -> dict[str, Tensor]:
-    """The same from what a state keeps: for each layer, under "of/<layer>", the groups of its inputs."""
-    return _factors(z, {name.removeprefix("of/"): own for name, own in noise.items() if name.startswith("of/")})
+def kept_of(noise: Params) -> dict[str, Tensor]:
+    """What multiplies what, as a state has it: for each layer, under "of/<layer>", the groups of its inputs."""
+    return {name.removeprefix("of/"): own for name, own in noise.items() if name.startswith("of/")}
 
 
-def _factors(z: Tensor, of: dict[str, Tensor]) -> dict[str, Tensor]:
+def factors_of(z: Tensor, of: dict[str, Tensor]) -> dict[str, Tensor]:
+    """For each layer the numbers [..., inputs], of one for each group [..., size]."""
     padded = torch.cat([z, z.new_ones((*z.shape[:-1], 1))], -1)
     return {name: padded[..., own.to(z.device).long()].prod(-1) for name, own in of.items()}
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, count_rows
-from caveat.engine.groups import Groups
+from caveat.engine.groups import Groups, factors_of
 from caveat.engine.optimise import BatchPart, Moments, Variables, optimise, steps_per_epoch
 from caveat.engine.point import warn_if_nothing_was_learned
 from caveat.engine.run import Run
 from caveat.engine.sparse_layers import Substitute
 from caveat.engine.training import Training
+from caveat.engine.variational import noise_of_batch
 from caveat.likelihoods import Hyper
 from caveat.network import Params
 from caveat.priors import GaussianPrior
@@ -120,13 +121,13 @@ class NoisyTraining:
         if not self.begun:  # the step may have come from a file
             self.begun, self.step = True, int(self.variables.extra["step"])
         if self.run.ranks.size > 1 or not self.training.compile:
-            self.substitute.draw_noise(_normals(count_rows(x), part, rng))
+            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng))
         module = self.substitute.network.module
         if not module.training:
             module.train()
 
         def uniform(n: int) -> Tensor:
-            # On the CPU's generator the same numbers come from one process and from several.
+            # Of the whole batch, so that the same numbers come from one process and from several.
             whole = torch.rand((part.batch_rows, n), generator=rng, dtype=torch.float64, device=self.run.device)
             return whole[part.start : part.start + count_rows(x)]
 
@@ -163,6 +164,7 @@ class NoisyTraining:
 def scale_inputs(substitute: Substitute, groups: Groups) -> Callable[[Tensor], None]:
     """Have layers multiply their inputs; returns what sets the numbers of all groups, [size] or one set a row."""
     factors: dict[str, Tensor] = {}
+    of = {name: own.to(substitute.network.device) for name, own in groups.of.items()}  # once, not in every pass
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
         def multiply(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -180,16 +182,4 @@ def scale_inputs(substitute: Substitute, groups: Groups) -> Callable[[Tensor], N
 
     for name in groups.of:
         substitute.layers[name].register_forward_pre_hook(hook(name))
-    return lambda z: factors.update(groups.factors(z))
-
-
-def _normals(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """Standard normals as one process would draw them for a whole batch: those of this rank's rows."""
-
-    def draw(like: Tensor) -> Tensor:
-        times, rest = divmod(len(like), rows)  # a module may have folded another axis into the rows
-        total, start = (len(like), 0) if rest else (times * part.batch_rows, times * part.start)
-        whole = torch.randn((total, *like.shape[1:]), generator=rng, dtype=like.dtype, device=like.device)
-        return whole[start : start + len(like)]
-
-    return draw
+    return lambda z: factors.update(factors_of(z, of))

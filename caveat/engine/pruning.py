@@ -1,7 +1,8 @@
 """What is left of a network when training is over: weights one by one, or a narrower network of whole units.
 
-Nothing that goes is stored: weights that stay have values and int32 indices, channels that go make layers smaller. No
-layer is emptied: where a threshold would, its best weight or unit stays, and a warning says so.
+Nothing that goes is stored: weights that stay have values and int32 indices, channels that go make layers smaller, and
+a linear layer that lost single inputs has a list of those that it still reads. No layer is emptied: where a threshold
+would, its best weight or unit stays, and a warning says so.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from caveat.engine.groups import Groups
 from caveat.engine.narrowing import Kept, gather, narrow_params, slices
 from caveat.engine.run import Run
 from caveat.engine.sparse_layers import Layout, candidates, weight_name
+from caveat.engine.variational import Trained
 from caveat.network import Network, Params
+from caveat.storage import State
 
 __all__ = ["Narrowed", "kept_groups", "kept_weights", "narrowed", "pruned_account", "smaller_layout"]
 
@@ -106,7 +109,15 @@ class Narrowed:
     values: dict[str, Tensor]  # flat tensors of the narrow layout, by the names of those given
     rest: Params
     slices: Params  # empty where no channel went
+    columns: Params  # int32: for linear layers that lost single inputs, those that stay
     noise: Params  # of the groups that stay, with the groups of each layer's inputs
+
+    def state(self, trained: Trained) -> State:
+        """As a posterior keeps it."""
+        found = trained.state(self.network) | {"noise": self.noise} | ({"slices": self.slices} if self.slices else {})
+        places = {"indices": self.layout.indices[:0]} | {f"columns/{name}": own for name, own in self.columns.items()}
+        found["active"] |= places
+        return found
 
 
 def narrowed(
@@ -138,7 +149,8 @@ def narrowed(
     layers = candidates(own)
     geometries = {name: layers[name] for name in wide.counts}
     full = Layout(geometries, {n: g.size for n, g in geometries.items()}, wide.indices)
-    thin, absent = {}, torch.zeros(full.size, dtype=torch.bool, device=values["mean"].device)
+    thin, keep = {}, torch.ones(full.size, dtype=torch.bool, device=values["mean"].device)
+    columns: Params = {}
     for key, flat in values.items():
         whole = {n: part.view(wide.geometries[n].shape) for n, part in wide.split(flat)}
         parts = [gather(v, index[weight_name(n)]) if weight_name(n) in index else v for n, v in whole.items()]
@@ -150,29 +162,24 @@ def narrowed(
         own_index = index.get(weight_name(name), ())
         inputs = own_index[1] if len(own_index) > 1 and own_index[1] is not None else torch.arange(len(of))
         found[f"of/{name}"] = number[of[inputs]].int().to(values["mean"].device)
-        if name in chosen.columns:
-            gone = ~chosen.columns[name][inputs].to(absent.device)
-            dict(full.split(absent))[name].view(geometries[name].shape)[:, gone] = True
-    keep = _worth_indices(full, absent, len(values))
-    for key, flat in thin.items():
-        flat[absent] = -torch.inf if key == "log_std" else 0.0  # where a layer with few zeros stays dense
-    return Narrowed(own, smaller_layout(full, keep), {k: f[keep] for k, f in thin.items()}, rest, kept_slices, found)
+        if name in chosen.columns and not bool((stay := chosen.columns[name][inputs].to(keep.device)).all()):
+            columns[name] = stay.nonzero()[:, 0].int()
+            dict(full.split(keep))[name].view(geometries[name].shape)[:, ~stay] = False
+    few = {key: flat[keep] for key, flat in thin.items()}
+    return Narrowed(own, smaller_layout(full, keep), few, rest, kept_slices, columns, found)
 
 
-def _worth_indices(full: Layout, absent: Tensor, numbers: int) -> Tensor:
-    """Which weights to store: without those that are absent where that, with an index for each, takes less room."""
-    keep = ~absent
-    for _, part in full.split(keep):
-        if int(part.sum()) * (numbers + 1) >= part.numel() * numbers:
-            part.fill_(True)
-    return keep
+def pruned_account(before: Account, after: Account, columns: Params | None = None, extra_bytes: int = 0) -> Account:
+    """Training cost what it did with all weights; what is stored and used is what stayed.
 
-
-def pruned_account(before: Account, after: Account, extra_bytes: int = 0) -> Account:
-    """Training cost what it did with all weights; what is stored and used is what stayed."""
-    rows = []
+    `columns` are those of layers that are stored without an index for each weight.
+    """
+    rows, columns = [], columns or {}
     for was, now in zip(before.rows, after.rows, strict=True):
         cost = replace(now.cost, training_flops=was.cost.training_flops, training_bytes=was.cost.training_bytes)
+        if was.name in columns:
+            own = columns[was.name]
+            cost += Cost(stored_bytes=own.element_size() * (len(own) - now.active))
         rows.append(LayerCost(was.name, was.weights, now.active, cost, was.dense))
     if extra_bytes:
         rows.append(LayerCost("noise of the units", 0, 0, Cost(stored_bytes=extra_bytes), Cost()))

@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from caveat.engine.sparse import Collector, Geometry, Pattern, apply, apply_pair
 from caveat.network import Network, Params
 
-__all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "left_out", "sparse_layers", "weight_name"]
+__all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "column_indices", "left_out",
+           "sparse_layers", "weight_name"]  # fmt: skip
 
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -171,6 +172,12 @@ def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:
     own = dict(network.module.named_parameters())
     inside = {weight_name(name) for name in layers}
     return [name for name in network.names if own[name].ndim > 1 and name not in inside]
+
+
+def column_indices(geometry: Geometry, columns: Tensor) -> Tensor:
+    """Flat indices of the weights of a linear layer that reads these of its inputs alone."""
+    rows = torch.arange(geometry.shape[0], dtype=torch.int32, device=columns.device)
+    return (rows[:, None] * geometry.shape[1] + columns.int()).flatten()
 
 
 @dataclass

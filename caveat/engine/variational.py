@@ -30,7 +30,7 @@ from caveat.priors import GaussianPrior
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Trained", "Variational", "gaussian_kl", "precisions"]
+__all__ = ["Trained", "Variational", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Variational:
             loss = partial(self._minus_log_likelihood, y=y, part=part)
             self.exchange.look(self.step, self.mean, x, loss)
         if self.run.ranks.size > 1 or not self.training.compile:
-            self.substitute.draw_noise(_noise_of_batch(count_rows(x), part, rng))
+            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng))
         variance = self.variance()
         outputs, value = self._outputs(x, y, part, variance)
         if self.decay is None:
@@ -293,7 +293,7 @@ class Variational:
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
-def _noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
     """Standard normals as one process would draw them for a whole batch: those of this rank's rows."""
 
     def draw(like: Tensor) -> Tensor:
@@ -304,3 +304,8 @@ def _noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callabl
         return whole[start : start + len(like)]
 
     return draw
+
+
+def warm_up(highest: float, share: float) -> Callable[[float], float]:
+    """The weight of a divergence by the progress of training: from 0 to its highest over a share of it."""
+    return lambda progress: highest * (min(1.0, progress / share) if share else 1.0)

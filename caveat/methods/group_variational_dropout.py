@@ -23,7 +23,7 @@ from caveat.engine.group_pruning import Outcome, prepare, train_and_prune
 from caveat.engine.noisy_training import Draw, Noise
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
-from caveat.engine.variational import gaussian_kl
+from caveat.engine.variational import gaussian_kl, warm_up
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -91,7 +91,7 @@ class GroupVariationalDropout:
             run,
             training=self.training,
             noise_learning_rate=self.std_learning_rate,
-            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+            kl_weight=warm_up(self.kl_weight, self.kl_warmup),
             what="Gaussian",
         )
 

@@ -28,7 +28,7 @@ from caveat.engine.draws import no_closed_form, no_moments, no_update
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse_layers import sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational import Variational
+from caveat.engine.variational import Variational, warm_up
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -76,7 +76,7 @@ class MeanFieldVI:
             self.training,
             run,
             std_learning_rate=self.std_learning_rate,
-            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+            kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
         trained = trainer.train(made.total.training_flops)
         found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)

@@ -41,7 +41,7 @@ from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Geometry
 from caveat.engine.sparse_layers import Substitute, sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational import Trained, Variational
+from caveat.engine.variational import Trained, Variational, warm_up
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
 from caveat.priors import GaussianPrior
@@ -204,7 +204,7 @@ class SSVI:
             self.training,
             run,
             std_learning_rate=self.std_learning_rate,
-            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+            kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
         trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
         return trainer

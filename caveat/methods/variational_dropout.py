@@ -23,7 +23,7 @@ from caveat.engine.pruning import kept_weights, pruned_account, smaller_layout
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse_layers import sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational import Trained
+from caveat.engine.variational import Trained, warm_up
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -38,7 +38,7 @@ class VariationalDropout:
 
     threshold: float = 3.0  # of log alpha, log variance less log squared mean: weights above go
     initial_std: Positive = 0.0067  # of the weights: log variance -10
-    std_learning_rate: Positive = 0.03  # of log std, by Adam
+    std_learning_rate: Positive = 0.01  # of log std, by Adam; about that of the means, or fewer weights go
     kl_weight: NonNegative = 1.0  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
@@ -77,7 +77,7 @@ class VariationalDropout:
             self.training,
             run,
             noise_learning_rate=self.std_learning_rate,
-            kl_weight=lambda progress: self.kl_weight * min(1.0, progress / max(self.kl_warmup, 1e-9)),
+            kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
         scheme = Scheme(optimizer=self.training.optimizer)
         before = account_of(task, layout, run, scheme)

@@ -5,10 +5,11 @@
     python experiments/ssvi/second_table.py --problems cifar10 cifar100 --device cuda     # ResNet-18
     python experiments/ssvi/second_table.py --summary
 
-One row a problem, method and seed is added to second_table.csv; those that it has are not run again. Nothing is chosen
-on test rows: the settings below are fixed, and the last epoch counts. Bytes and seconds are of the network that is
-left: `bytes` is the whole state, `predict` a prediction of all test rows with the method's own number of draws, `pass`
-one pass of them through `caveat.deploy(posterior)`, each the best of three.
+One row a problem, method and seed is added to second_table.csv; those that it has are not run again. Several processes,
+each with its own `--methods`, may add to it at once; seconds are then worth little. The settings below are fixed (how
+they were chosen: see the README), and the last epoch counts. Bytes and seconds are of the network that is left: `bytes`
+is the whole state, `predict` a prediction of all test rows with the method's own number of draws, `pass` one pass of
+them through `caveat.deploy(posterior)`, each the best of three.
 """
 
 import argparse
@@ -17,33 +18,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
 import torch
 from problems import PROBLEMS, QUICK_ROWS, Source, problem
+from run import read
+from tables import shown, table
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import caveat
-from caveat import (
-    AEB,
-    MAP,
-    SSVI,
-    GroupVariationalDropout,
-    MaskedBNN,
-    MeanFieldVI,
-    RigL,
-    StructuredBayesianPruning,
-    Training,
-    VariationalDropout,
-    data,
-    models,
-)
+from caveat import MAP, Training, data, models
 
 COLUMNS = ["problem", "method", "seed", "accuracy", "nll", "ece", "marginal", "sparsity", "left", "bytes"]
 COLUMNS += ["training_flops", "seconds", "predict", "pass", "warnings", "device"]
@@ -69,68 +58,63 @@ class Scale:
     batch_size: int
     learning_rate: float  # of Adam; SGD on CIFAR
     interval: int  # steps between exchanges of weights
-    kl_weight: float  # of the Gaussian prior's divergence: SSVI and mean-field VI
-    precision: float  # of that prior
-    noise_rate: float  # of logarithms of deviations, and of units' noise
+    dense: tuple[float, float, float]  # of mean-field VI: learning rate, KL weight, precision of the prior
+    ssvi: tuple[float, float, float]  # the same; RigL has its learning rate
+    std_rate: float  # of logarithms of standard deviations: variational dropout
+    unit_rate: float  # of units' noise: the methods that prune those
     before: int  # epochs of the point that pruning methods start from
     density: float = 0.05  # of the methods whose sparsity is set
 
 
+LENET = ((0.01, 0.3, 30.0), (0.01, 0.3, 30.0))
+RESNET = ((0.2, 0.01, 400.0), (0.2, 0.01, 400.0))
 SCALES = {
-    "digits": Scale(100, 64, 0.003, 50, 0.03, 3.0, 0.03, 20),
-    "mnist": Scale(100, 256, 0.001, 100, 0.1, 3.0, 0.01, 10),
-    "fashion_mnist": Scale(100, 256, 0.001, 100, 0.1, 3.0, 0.01, 10),
-    "cifar10": Scale(200, 512, 0.2, 100, 0.01, 400.0, 0.01, 50),
-    "cifar100": Scale(200, 512, 0.2, 100, 0.01, 400.0, 0.01, 50),
+    "digits": Scale(100, 64, 0.003, 50, (0.01, 0.01, 3.0), (0.01, 0.003, 30.0), 0.01, 0.03, 20),
+    "mnist": Scale(100, 256, 0.003, 100, *LENET, 0.003, 0.01, 10),
+    "fashion_mnist": Scale(100, 256, 0.003, 100, *LENET, 0.003, 0.01, 10),
+    "cifar10": Scale(200, 512, 0.2, 100, *RESNET, 0.003, 0.01, 50),
+    "cifar100": Scale(200, 512, 0.2, 100, *RESNET, 0.003, 0.01, 50),
 }
-TINY = Scale(2, 32, 0.01, 2, 0.1, 1.0, 0.03, 1)
+TINY = Scale(2, 32, 0.01, 2, *LENET, 0.03, 0.03, 1)
 
 
 def methods(scale: Scale, training: Training) -> dict[str, tuple[caveat.Method, caveat.Method | None]]:
     """All eight, each with what it starts from."""
-    point = MAP(training=_shorter(training, scale.before))
-    gaussian: dict[str, Any] = {"kl_weight": scale.kl_weight, "training": training}
+    point = MAP(training=replace(training, epochs=scale.before))
+    dense, few = (replace(training, learning_rate=rate) for rate, _, _ in (scale.dense, scale.ssvi))
+    sparse: dict[str, Any] = {"density": scale.density, "allocation": "erk", "interval": scale.interval}
     chain: dict[str, Any] = {
         "burn_in": max(1, scale.epochs - 20),
         "length": min(10, scale.epochs),
         "thin": 2 if scale.epochs > 20 else 1,
         "batch_size": scale.batch_size,
     }
+    weights = caveat.VariationalDropout(std_learning_rate=scale.std_rate, kl_warmup=0.1, training=training)
+    groups = caveat.GroupVariationalDropout(std_learning_rate=scale.unit_rate, training=training)
+    units = caveat.StructuredBayesianPruning(noise_learning_rate=scale.unit_rate, training=training)
     return {
-        "MeanFieldVI": (MeanFieldVI(**gaussian), None),
-        "SSVI": (SSVI(density=scale.density, allocation="erk", interval=scale.interval, **gaussian), None),
-        "RigL": (RigL(density=scale.density, allocation="erk", interval=scale.interval, training=training), None),
-        "VariationalDropout": (VariationalDropout(std_learning_rate=scale.noise_rate, training=training), point),
-        "GroupVariationalDropout": (
-            GroupVariationalDropout(std_learning_rate=scale.noise_rate, training=training),
-            point,
-        ),
-        "StructuredBayesianPruning": (
-            StructuredBayesianPruning(noise_learning_rate=scale.noise_rate, training=training),
-            point,
-        ),
-        "AEB": (AEB(density=scale.density, **chain), point),
-        "MaskedBNN": (MaskedBNN(**chain), point),
+        "MeanFieldVI": (caveat.MeanFieldVI(kl_weight=scale.dense[1], training=dense), None),
+        "SSVI": (caveat.SSVI(**sparse, kl_weight=scale.ssvi[1], training=few), None),
+        "RigL": (caveat.RigL(**sparse, training=few), None),
+        "VariationalDropout": (weights, point),
+        "GroupVariationalDropout": (groups, point),
+        "StructuredBayesianPruning": (units, point),
+        "AEB": (caveat.AEB(density=scale.density, **chain), point),
+        "MaskedBNN": (caveat.MaskedBNN(sparsity=0.05, **chain), point),
     }
 
 
-def _shorter(training: Training, epochs: int) -> Training:
-    return Training(**(vars(training) | {"epochs": epochs}))
+METHODS = [*methods(TINY, Training())]
 
 
 def training_of(name: str, scale: Scale, device: str) -> Training:
     """Adam, or for ResNet-18 SGD in the GPU's own way."""
+    plain = Training(epochs=scale.epochs, batch_size=scale.batch_size, learning_rate=scale.learning_rate)
     if not name.startswith("cifar"):
-        return Training(epochs=scale.epochs, batch_size=scale.batch_size, learning_rate=scale.learning_rate)
-    return Training(
-        epochs=scale.epochs,
-        batch_size=scale.batch_size,
-        optimizer="sgd",
-        learning_rate=scale.learning_rate,
-        warmup=0.025,
-        precision="bfloat16" if device == "cuda" else "float32",
-        channels_last=device == "cuda",
-    )
+        return plain
+    gpu = device == "cuda"
+    precision: Literal["float32", "bfloat16"] = "bfloat16" if gpu else "float32"
+    return replace(plain, optimizer="sgd", warmup=0.025, precision=precision, channels_last=gpu)
 
 
 def rows_of(name: str, seed: int, source: Source, quick: bool) -> tuple[TensorDataset, TensorDataset]:
@@ -138,10 +122,8 @@ def rows_of(name: str, seed: int, source: Source, quick: bool) -> tuple[TensorDa
     if name in PROBLEMS:
         found = problem(name, seed, source, quick)
         return found.train, found.test
-    loaded = data.load(name, source.folder)
-    if quick:
-        return tuple(TensorDataset(*(t[:QUICK_ROWS] for t in part.tensors)) for part in (loaded.train, loaded.test))
-    return loaded.train, loaded.test
+    loaded, few = data.load(name, source.folder), QUICK_ROWS if quick else None
+    return tuple(TensorDataset(*(t[:few] for t in part.tensors)) for part in (loaded.train, loaded.test))
 
 
 def network_of(name: str, seed: int, classes: int) -> nn.Module:
@@ -156,7 +138,7 @@ def prior_of(method: str, scale: Scale) -> caveat.Prior:
     """Gaussian; for MaskedBNN, as in its paper, Cauchy."""
     if method == "MaskedBNN":
         return caveat.StudentTPrior(scale=0.5, degrees=1.0)
-    return caveat.GaussianPrior(scale.precision if method in ("MeanFieldVI", "SSVI") else 1.0)
+    return caveat.GaussianPrior({"MeanFieldVI": scale.dense[2], "SSVI": scale.ssvi[2]}.get(method, 1.0))
 
 
 def run_cell(name: str, method: str, seed: int, source: Source, device: str, quick: bool) -> dict[str, Any]:
@@ -193,13 +175,8 @@ def inference(posterior: caveat.Posterior, x: torch.Tensor, device: str) -> dict
     found = {"predict": _best_of_three(lambda: posterior.predict(x), device)}
     if "active" in posterior.state:
         module, inputs = caveat.deploy(posterior).to(device), x.to(device)
-
-        def one_pass() -> None:
-            with torch.no_grad():
-                for piece in inputs.split(512):
-                    module(piece)
-
-        found["pass"] = _best_of_three(one_pass, device)
+        with torch.no_grad():
+            found["pass"] = _best_of_three(lambda: [module(piece) for piece in inputs.split(512)], device)
     return found
 
 
@@ -214,55 +191,34 @@ def _best_of_three(work: Callable[[], Any], device: str) -> float:
     return min(times)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """What has been measured."""
-    if not path.exists():
-        return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def write(path: Path, row: dict[str, Any]) -> None:
     """Append a row."""
-    fresh = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="")
-        if fresh:
+        if not file.tell():
             writer.writeheader()
         writer.writerow(row)
 
 
 def summarise(rows: Sequence[dict[str, str]]) -> None:
-    """A table a problem: means over seeds, with one standard error for the scores."""
+    """A table a problem: means over seeds, with a standard error."""
     for name in dict.fromkeys(row["problem"] for row in rows):
-        print(
-            f"\n{name}\n\n| | "
-            + " | ".join(head for head, _, _ in FORMS.values())
-            + " |\n|"
-            + "---|" * (len(FORMS) + 1)
-        )
-        for method in methods(TINY, Training()):
-            own = [row for row in rows if row["problem"] == name and row["method"] == method]
-            if own:
-                print(f"| {method} | " + " | ".join(_shown(own, column) for column in FORMS) + " |")
-
-
-def _shown(rows: Sequence[dict[str, str]], column: str) -> str:
-    _, times, form = FORMS[column]
-    values = [times * float(row[column]) for row in rows if row[column]]
-    if not values:
-        return ""
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    scored = column in ("accuracy", "nll", "ece", "marginal") and error
-    return f"{mean(values):{form}}" + (f" ±{error:{form}}" if scored else "")
+        print(f"\n{name}\n")
+        lines = []
+        for method in METHODS:
+            own = [row for row in rows if (row["problem"], row["method"]) == (name, method)]
+            cells = [
+                shown({i: float(row[column]) for i, row in enumerate(own) if row[column]}, form, times)
+                for column, (_, times, form) in FORMS.items()
+            ]
+            lines.append((method, cells))
+        table(["", *(head for head, _, _ in FORMS.values())], lines)
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=[*SCALES], default=["digits"])
-    parser.add_argument(
-        "--methods", nargs="+", choices=[*methods(TINY, Training())], default=[*methods(TINY, Training())]
-    )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu", help="digits is always on the CPU")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
@@ -271,24 +227,21 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--data-dir", type=Path, help="where data sets are looked for first")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("second_table.csv"))
     arguments = parser.parse_args(words)
-    failed = 0
     source = Source(arguments.data, arguments.data_dir)
     wanted = [(n, m, s) for n in arguments.problems for s in range(arguments.seeds) for m in arguments.methods]
+    failed = 0
     for name, method, seed in [] if arguments.summary else wanted:
         if any((r["problem"], r["method"], r["seed"]) == (name, method, str(seed)) for r in read(arguments.csv)):
             continue
         device = "cpu" if name == "digits" else arguments.device
         try:
             row = run_cell(name, method, seed, source, device, arguments.quick)
-        except FloatingPointError as error:  # a training that diverged; the others go on
+        except (FloatingPointError, ValueError) as error:  # one that diverged; the others go on
             print(f"{name} {method} {seed} failed: {error}", file=sys.stderr, flush=True)
             failed += 1
             continue
         write(arguments.csv, row)
-        print(
-            {key: row.get(key) for key in ("problem", "method", "seed", "accuracy", "nll", "sparsity", "left")},
-            flush=True,
-        )
+        print(*(row[key] for key in COLUMNS[:9]), flush=True)
     summarise(read(arguments.csv))
     return 1 if failed else 0
 

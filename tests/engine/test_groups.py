@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.active import active_draws, network_at
+from caveat.engine.active import active_draws, layout_of, network_at
 from caveat.engine.groups import find_groups
 from caveat.engine.noisy_training import scale_inputs
 from caveat.engine.pruning import kept_groups, kept_weights, narrowed, smaller_layout
@@ -88,7 +88,7 @@ def multiplied(keep_share: float, gaussian: bool) -> tuple[Tensor, Tensor, Tenso
     values = {"mean": mean} | ({"log_std": torch.full_like(mean, -40.0)} if gaussian else {})
     thin = narrowed(own, groups, chosen, layout, values, substitute.rest(), noise)
     trained = Trained(thin.layout, thin.values["mean"], thin.values.get("log_std"), thin.rest, {}, [])
-    state = trained.state(thin.network) | {"noise": thin.noise} | ({"slices": thin.slices} if thin.slices else {})
+    state = thin.state(trained)
     module = network_at(state, own, None).eval()
     draw = next(active_draws(None, state, own, 1, torch.Generator().manual_seed(0)))
     with torch.no_grad():
@@ -108,6 +108,20 @@ def test_the_narrow_network_is_the_wide_one_without_the_units(share: float, gaus
     if share < 0.6:
         assert thin.network.module[0].out_channels < 6
         assert thin.network.module[1].num_features == thin.network.module[0].out_channels
+
+
+@pytest.mark.parametrize("gaussian", [True, False])
+def test_no_zeros_are_stored_where_few_inputs_go(gaussian: bool) -> None:
+    expected, at_means, _, thin, _ = multiplied(0.9, gaussian)
+    torch.testing.assert_close(at_means, expected, atol=1e-10, rtol=1e-10)
+    inputs, stay = thin.network.module[7].in_features, len(thin.columns["7"])
+    assert 0.8 * inputs < stay < inputs, "more weights stay than an index for each would be worth"
+    assert thin.layout.counts["7"] == stay * thin.network.module[7].out_features
+    assert all(bool(value.isfinite().all()) for value in thin.values.values())
+    assert bool(thin.values["mean"].all())
+    state = thin.state(Trained(thin.layout, thin.values["mean"], None, thin.rest, {}, []))
+    assert not len(state["active"]["indices"])
+    assert torch.equal(layout_of(state, thin.network).indices, thin.layout.indices)
 
 
 def test_a_threshold_that_would_empty_a_layer_leaves_the_best_and_says_so() -> None:

@@ -59,6 +59,16 @@ def test_likelihood_and_gradient_are_those_of_masked_activities() -> None:
         assert not found[~mask].any()
 
 
+def test_a_batch_stands_for_all_rows() -> None:
+    target, (x, y) = masked()
+    mask = torch.tensor([True, False, True, True, True, False])
+    whole = target.evaluate(mask, (x, y), PART)
+    halves = [target.evaluate(mask, (x[s], y[s]), BatchPart(0, 6, 1.0)) for s in (slice(0, 6), slice(6, 12))]
+    assert halves[0][0] != pytest.approx(halves[1][0])
+    assert (halves[0][0] + halves[1][0]) / 2 == pytest.approx(whole[0])
+    torch.testing.assert_close((halves[0][1] + halves[1][1]) / 2, whole[1])
+
+
 def test_the_prior_is_over_the_number_of_nodes_and_even_among_masks_of_it() -> None:
     c = penalty(0.3, 100)
     assert c == pytest.approx((0.3 * math.log(100)) ** 5)

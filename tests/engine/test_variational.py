@@ -17,7 +17,7 @@ from caveat import GaussianPrior, Training
 from caveat.engine import run as run_module
 from caveat.engine.optimise import BatchPart, Moments
 from caveat.engine.sparse_layers import Layout, sparse_layers
-from caveat.engine.variational import Variational, _noise_of_batch, gaussian_kl, precisions
+from caveat.engine.variational import Variational, gaussian_kl, noise_of_batch, precisions, warm_up
 
 
 def rows(n: int = 48) -> tuple[Tensor, Tensor]:
@@ -299,7 +299,7 @@ def test_early_stopping_resumes_with_its_best_epoch(tmp_path: Path, monkeypatch:
 
 def test_noise_of_a_part_is_that_of_the_whole_batch() -> None:
     def drawn(part: BatchPart, count: int, shape: tuple[int, ...]) -> Tensor:
-        noise = _noise_of_batch(count, part, torch.Generator().manual_seed(3))
+        noise = noise_of_batch(count, part, torch.Generator().manual_seed(3))
         noise(torch.zeros(count, 2))
         return noise(torch.zeros(shape))
 
@@ -367,3 +367,8 @@ def test_two_ranks_have_the_same_places_as_one(tmp_path: Path) -> None:
     for kind, (indices, counts, mean) in places_found().items():
         assert first[kind][:2] == [indices, counts], kind
         assert first[kind][2] == pytest.approx(mean, abs=1e-8), kind
+
+
+def test_the_divergence_warms_up_over_a_share_of_training_or_is_there_from_the_first_step() -> None:
+    assert [warm_up(2.0, 0.5)(progress) for progress in (0.0, 0.25, 0.5, 1.0)] == [0.0, 1.0, 2.0, 2.0]
+    assert warm_up(2.0, 0.0)(0.0) == 2.0

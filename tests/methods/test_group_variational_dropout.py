@@ -108,6 +108,7 @@ def test_inputs_that_do_not_matter_go() -> None:
         assert weight.any(0).tolist() == [True] * 3 + [False] * 5
         assert posterior.info.diagnostics["units"] == {"inputs of 0": "3 of 8"}
         assert len(posterior.state["active"]["mean"]) == 6
+        assert posterior.state["active"]["columns/0"].tolist() == [0, 1, 2]
         assert posterior.info.diagnostics["sparsity"] == pytest.approx(5 / 8)
 
 
