@@ -103,4 +103,4 @@ class MaskedBNN:
     update = no_update
 
 
-MaskedBNN.quick = MaskedBNN(interval=2, burn_in=25, length=10, thin=1)
+MaskedBNN.quick = MaskedBNN(interval=2, burn_in=50, length=10, thin=1)
