@@ -72,13 +72,18 @@ __all__ = [
     "reference_task",
     "shift",
     "to_arviz",
-    *sorted(method.__name__ for method in discover().values()),
 ]
 
-globals().update({method.__name__: method for method in discover().values()})
 
-
-def __getattr__(
-    name: str,
-) -> Any:  # methods are found, not listed, so type checkers need telling that there are more names
+def __getattr__(name: str) -> Any:
+    """A method by its class's name: they are found, not listed, and imported when the first of them is asked for."""
+    if not name.startswith("_"):
+        methods = {method.__name__: method for method in discover().values()}
+        globals().update(methods)
+        if name in methods:
+            return methods[name]
     raise AttributeError(f"module 'caveat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(method.__name__ for method in discover().values())})
