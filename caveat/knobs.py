@@ -82,7 +82,8 @@ def _complaint(hint: Any, value: Any) -> str | None:
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if hint is float:
-        return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return None if is_number else "a number"
     if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
         return None if isinstance(value, hint) else f"a {hint.__name__}"
     return None

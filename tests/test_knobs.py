@@ -66,7 +66,7 @@ def test_values_that_fit_are_taken(values):
     ("name", "value", "complaint"),
     [
         ("positive", 0, "above 0"),
-        ("positive", math.nan, "above 0"),
+        ("positive", math.nan, "a number above 0"),
         ("positive", math.inf, "above 0"),
         ("positive", "1", "a number above 0"),
         ("positive", True, "a number above 0"),

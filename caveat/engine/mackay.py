@@ -121,8 +121,8 @@ def tune(
         search.restore(note["search"], hyper.prior)
     with run.bar(knobs.steps, "step") as bar:
         bar.update(len(history))
-        prepared.progress = lambda passes, residual: bar.set_postfix_str(
-            f"precision {float(hyper.prior.log().mean().exp()):.3g}, pass {passes:.0f}, residual {residual:.1e}"
+        prepared.progress = lambda passes, residual: run.tell(
+            bar, f"precision {float(hyper.prior.log().mean().exp()):.3g}, pass {passes:.0f}, residual {residual:.1e}"
         )
         for _ in range(len(history), knobs.steps):
             found = posterior(model, hyper, prepared, draws, solve, start)

@@ -125,6 +125,11 @@ class Run:
         hidden = not (self.progress and self.ranks.first)
         return tqdm(total=total, unit=unit, desc=self.label, delay=1.0, disable=hidden, leave=False)
 
+    @staticmethod
+    def tell(bar: tqdm, text: str) -> None:
+        """Put words beside a bar between its steps, once it shows itself."""
+        bar.set_postfix_str(text, refresh=not bar.disable and bar.format_dict["elapsed"] > bar.delay)
+
     def checkpoint_due(self) -> bool:
         """Whether enough time has passed to keep the place again."""
         return self.folder is not None and time.monotonic() - self._saved_at >= self.seconds_between_checkpoints

@@ -97,8 +97,8 @@ class Sampler:
         model = hyper.model(self.linear.model)
         part = self.run.child("samples")
         with part.bar(samples, "sample") as bar:
-            self.prepared.progress = lambda passes, residual: bar.set_postfix_str(
-                f"pass {passes:.0f}, residual {residual:.1e}"
+            self.prepared.progress = lambda passes, residual: part.tell(
+                bar, f"pass {passes:.0f}, residual {residual:.1e}"
             )
             for first in range(0, samples, at_once):
                 numbers = range(first, min(first + at_once, samples))

@@ -154,3 +154,8 @@ def test_any_prior_is_that_of_biases_alone() -> None:
         posterior = caveat.fit(images(prior), QUICK, progress=False)
         assert float(posterior.state["active"]["mean"].abs().max()) > 0.05
     assert float(posterior.state["rest"]["6.bias"].abs().max()) < 0.05
+
+
+def test_a_threshold_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"threshold=nan\): must be a number"):
+        VariationalDropout(threshold=float("nan"))
