@@ -58,7 +58,7 @@ def group_bound(mean: Tensor, log_std: Tensor, scale: Tensor, scale_log_std: Ten
 
 
 def pruning_bound(mean: Tensor, location: Tensor, log_scale: Tensor) -> Tensor:
-    location = location.clamp(-20, 0)
+    location, log_scale = location.clamp(-20, 0), log_scale.clamp(-8, 4)  # as the method: finite gradients
     first, second = (lognormal_log_moment(location, log_scale, k).exp() for k in (1, 2))
     error = expected_error(mean * first, mean.square() * second)
     return error + lognormal_kl(location, log_scale).sum() + 0.05 * mean.square().sum()
