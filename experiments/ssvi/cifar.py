@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--method", choices=("ssvi", "channel", "dense", "rigl"), default="ssvi")
     parser.add_argument("--density", type=float, default=0.05)
+    parser.add_argument("--allocation", choices=("uniform", "erk"), default="uniform", help="of weights over layers")
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=0.2)
@@ -78,10 +79,10 @@ def main() -> None:
     )
     spread: Any = {"initial_std": a.initial_std, "kl_weight": a.kl_weight, "training": training}
     method: Any = {
-        "ssvi": lambda: SSVI(density=a.density, interval=a.interval, **spread),
+        "ssvi": lambda: SSVI(density=a.density, allocation=a.allocation, interval=a.interval, **spread),
         "channel": lambda: SSVI(density=a.density, interval=a.interval, structure="channel", **spread),
         "dense": lambda: MeanFieldVI(**spread),
-        "rigl": lambda: RigL(density=a.density, interval=a.interval, training=training),
+        "rigl": lambda: RigL(density=a.density, allocation=a.allocation, interval=a.interval, training=training),
     }[a.method]()
     begin = time.monotonic()
     posterior = caveat.fit(task, method, seed=a.seed, device=a.device, folder=a.folder, progress=False)
@@ -96,6 +97,7 @@ def main() -> None:
     line |= {"peak_gb": info.peak_bytes / 2**30}
     line["knobs"] = f"width {a.width} batch {a.batch_size} rate {a.learning_rate} kl {a.kl_weight}"
     line["knobs"] += f" std {a.initial_std} prior {std:.3g}" + f" validation {a.validation}" * (a.validation > 0)
+    line["knobs"] += f" {a.allocation}" * (a.method in ("ssvi", "rigl") and a.allocation != "uniform")
     new = not a.csv.exists()
     with a.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)

@@ -63,6 +63,7 @@ class Scale:
     std_rate: float  # of logarithms of standard deviations: variational dropout
     unit_rate: float  # of units' noise: the methods that prune those
     before: int  # epochs of the point that pruning methods start from
+    chain_rates: tuple[float, float] = (0.03, 0.1)  # of AEB and of MaskedBNN
     density: float = 0.05  # of the methods whose sparsity is set
 
 
@@ -70,8 +71,8 @@ LENET = ((0.01, 0.3, 30.0), (0.01, 0.3, 30.0))
 RESNET = ((0.2, 0.01, 400.0), (0.2, 0.01, 400.0))
 SCALES = {
     "digits": Scale(100, 64, 0.003, 50, (0.01, 0.01, 3.0), (0.01, 0.003, 30.0), 0.01, 0.03, 20),
-    "mnist": Scale(100, 256, 0.003, 100, *LENET, 0.003, 0.01, 10),
-    "fashion_mnist": Scale(100, 256, 0.003, 100, *LENET, 0.003, 0.01, 10),
+    "mnist": Scale(60, 512, 0.003, 50, *LENET, 0.003, 0.01, 10, (0.01, 0.01)),
+    "fashion_mnist": Scale(60, 512, 0.003, 50, *LENET, 0.003, 0.01, 10, (0.01, 0.01)),
     "cifar10": Scale(200, 512, 0.2, 100, *RESNET, 0.003, 0.01, 50),
     "cifar100": Scale(200, 512, 0.2, 100, *RESNET, 0.003, 0.01, 50),
 }
@@ -99,8 +100,8 @@ def methods(scale: Scale, training: Training) -> dict[str, tuple[caveat.Method, 
         "VariationalDropout": (weights, point),
         "GroupVariationalDropout": (groups, point),
         "StructuredBayesianPruning": (units, point),
-        "AEB": (caveat.AEB(density=scale.density, **chain), point),
-        "MaskedBNN": (caveat.MaskedBNN(sparsity=0.05, **chain), point),
+        "AEB": (caveat.AEB(density=scale.density, learning_rate=scale.chain_rates[0], **chain), point),
+        "MaskedBNN": (caveat.MaskedBNN(sparsity=0.05, learning_rate=scale.chain_rates[1], **chain), point),
     }
 
 
@@ -219,7 +220,8 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=[*SCALES], default=["digits"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
+    parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--device", default="cpu", help="digits is always on the CPU")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
     parser.add_argument("--summary", action="store_true", help="only the tables")
@@ -228,7 +230,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("second_table.csv"))
     arguments = parser.parse_args(words)
     source = Source(arguments.data, arguments.data_dir)
-    wanted = [(n, m, s) for n in arguments.problems for s in range(arguments.seeds) for m in arguments.methods]
+    seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
+    wanted = [(n, m, s) for n in arguments.problems for s in seeds for m in arguments.methods]
     failed = 0
     for name, method, seed in [] if arguments.summary else wanted:
         if any((r["problem"], r["method"], r["seed"]) == (name, method, str(seed)) for r in read(arguments.csv)):
