@@ -132,6 +132,13 @@ class Network:
 
     def _drawn(self, module: nn.Module) -> Params:
         """What was drawn anew, of a copy of the module."""
+        if "drawn" not in self.found:  # the same each time, and a hundred answers that a device is waited for
+            self.found["drawn"] = self._reached(module)
+        now = dict(module.named_parameters()) | dict(module.named_buffers())
+        return {name: now[name].detach() for name in self.found["drawn"]}
+
+    def _reached(self, module: nn.Module) -> list[str]:
+        """The names of what was drawn anew, which must be all selected parameters."""
         before, now = dict(self.module.named_parameters()), dict(module.named_parameters())
         several = [name for name in self.names if now[name].numel() > 1]
         same = torch.stack([(now[n] == before[n]).all() & (now[n].std() > 0) for n in several]) if several else ()
@@ -141,14 +148,10 @@ class Network:
                 f"no fresh values could be drawn for {', '.join(kept[:3])}: no layer's reset_parameters() reaches it; "
                 "pass initialise=function that draws new weights in place on a module"
             )
-        values = {name: now[name].detach() for name in self.names}
         # A frozen layer keeps its statistics with its weights.
         fixed_layers = {_layer(name) for name in before} - {_layer(name) for name in self.names}
-        for name, buffer in self.module.named_buffers():
-            drawn = module.get_buffer(name)
-            if _layer(name) not in fixed_layers and not torch.equal(drawn, buffer):
-                values[name] = drawn.detach()
-        return values
+        buffers = {name: b for name, b in self.module.named_buffers() if _layer(name) not in fixed_layers}
+        return [*self.names, *(name for name, b in buffers.items() if not torch.equal(module.get_buffer(name), b))]
 
     @property
     def device(self) -> torch.device:
@@ -293,7 +296,8 @@ def _values_of(source: nn.Module, copied: nn.Module) -> Iterator[None]:
     own = (*copied.parameters(), *copied.buffers())
     try:
         for t, value in zip(own, of, strict=True):
-            t.data = value.detach().clone()
+            t.data = torch.empty_like(value)
+        torch._foreach_copy_([t.data for t in own], [value.detach() for value in of])
         yield
     finally:
         for t in own:

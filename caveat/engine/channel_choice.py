@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from caveat.engine.narrowing import Axis, Channels, Extent, Kept, rows, scatter, slices
+from caveat.engine.narrowing import Axis, Channels, Kept, places, slices
 from caveat.network import Params
 
 __all__ = [
@@ -73,6 +73,7 @@ def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_
         add_scores: one for each channel of the space, [width]; those of kept channels are not looked at
     """
     new = dict(kept)
+    add_scores = dict(zip(add_scores, _on_host([*add_scores.values()]), strict=True))
     for space, n in drop.items():
         own, width = kept[space], channels.widths[space]
         if not 0 <= n <= min(len(own), width - len(own)):
@@ -80,7 +81,7 @@ def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_
                 f"drop[{space}]={n}, but space {space} has {len(own)} channels to remove and {width - len(own)} to add"
             )
         absent = torch.ones(width, dtype=torch.bool).index_fill(0, own.cpu(), False).nonzero()[:, 0]
-        keep, add = keep_scores[space].cpu(), add_scores[space].cpu()
+        keep, add = keep_scores[space].cpu(), add_scores[space]
         if keep.shape != own.shape or add.shape != (width,):
             raise ValueError(
                 f"space {space} takes {len(own)} keep scores and {width} add scores, "
@@ -101,39 +102,51 @@ def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
         scores: of the narrow network's weights, by name; weights that are not in it do not count
     """
     counts = {space: len(own) for space, own in kept.items()}
-    some = next(iter(scores.values()))
-    total = {space: some.new_zeros(n) for space, n in counts.items()}
+    axes = [
+        (scores[name], dimension, axis)
+        for name in channels.weights
+        if name in scores
+        for dimension, axis in enumerate(channels.extents[name].axes)
+        if axis
+    ]
+    sums = _on_host([_sums(values, dimension) for values, dimension, _ in axes])
+    total = {space: torch.zeros(n, dtype=torch.float64) for space, n in counts.items()}
     weights = dict.fromkeys(counts, 0)  # a channel's; all of a space have as many
-    for name in channels.weights:
-        if name in scores:
-            for dimension, axis in enumerate(channels.extents[name].axes):
-                for space, part in _by_channel(scores[name], dimension, axis, counts):
-                    total[space] += part.sum(1)
-                    weights[space] += part.shape[1]
+    for (values, _, axis), own in zip(axes, sums, strict=True):
+        for space, part, block in _by_channel(own, axis, counts):
+            total[space] += part
+            weights[space] += values.numel() // len(own) * block
     return {space: total[space] / max(n, 1) for space, n in weights.items()}
 
 
+@torch.no_grad()
 def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) -> Params:
     """Wide values with every absent channel as it would come in: fresh incoming weights, zero outgoing ones.
 
-    The function is that of the narrow network: nothing reads an absent channel. Its own normalisation is fresh too.
-    Narrowed again to a new choice of channels, they are the values to go on with after an exchange.
+    Fresh weights are larger by the root of how many times fewer inputs are added up. The function is that of the narrow
+    network: nothing reads an absent channel. Its own normalisation is fresh too. Narrowed again to a new choice of
+    channels, they are the values to go on with after an exchange.
 
     Args:
         params: of the narrow network, with or without its buffers
         fresh: wide values of the same names, such as initial ones
     """
-    index, wide = slices(channels, kept, next((value.device for value in params.values()), "cpu")), {}
-    for name, value in params.items():
-        layout = channels.extents.get(name)
-        if layout is not None:
-            value = scatter(value, index[name], fresh[name].to(value))
-            inputs = _inputs(name, channels, layout)
-            if inputs:
-                absent = torch.ones(layout.shape[1], dtype=torch.bool).index_fill(0, rows(inputs, kept), False)
-                value = value.index_fill(1, absent.nonzero()[:, 0].to(value.device), 0)
-        wide[name] = value
-    return wide
+    # All tensors as one, since on a GPU most operations take longer to launch than to do.
+    shapes = {name: channels.extents[name].shape for name in params if name in channels.extents}
+    flat = torch.cat([fresh[name].flatten() for name in shapes])
+    parts = zip(shapes.items(), flat.split([math.prod(shape) for shape in shapes.values()]), strict=True)
+    wide = {name: part.view(shape) for (name, shape), part in parts}
+    index, factors = slices(channels, kept), {}  # factors: of the columns of weights that read channels
+    for name, value in wide.items():
+        if _inputs(name, channels) and (inputs := index[name][1]) is not None:
+            n = value.shape[1]
+            factors[name] = torch.zeros(n, dtype=flat.dtype).index_fill_(0, inputs, (n / len(inputs)) ** 0.5)
+    moved = torch.cat([*factors.values(), torch.zeros(0)]).to(flat, non_blocking=True)
+    for name, own in zip(factors, moved.split([len(own) for own in factors.values()]), strict=True):
+        wide[name].mul_(own.view(-1, *[1] * (wide[name].ndim - 2)))
+    flat[places(index, shapes, flat.device)] = torch.cat([params[name].flatten() for name in shapes])
+    # .data counts the writes to itself alone: a pass writes into buffers, and keeps weights for its way back.
+    return params | {name: value.data.to(params[name].dtype) for name, value in wide.items()}
 
 
 def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], Tensor]) -> Scores:
@@ -150,34 +163,43 @@ def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], T
         loss: of wide values; `network(params, x, train=True)` inside it normalises absent channels by the batch and
             forgets the statistics
     """
-    names = [name for name in channels.weights if _inputs(name, channels, channels.extents[name])]
-    weights = {name: params[name].detach().clone().requires_grad_() for name in names}
+    names = [name for name in channels.weights if _inputs(name, channels)]
+    weights = {name: params[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
         value = loss({name: p.detach() for name, p in params.items()} | weights)
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    some = next(iter(params.values()))
-    found = {space: some.new_zeros(width) for space, width in enumerate(channels.widths)}
+    squares = next(iter(params.values())).new_zeros(sum(channels.widths))
+    found = dict(enumerate(squares.split(channels.widths)))
     for name, gradient in zip(names, gradients, strict=True):
         if gradient is not None:
-            axis = _inputs(name, channels, channels.extents[name])
-            for space, part in _by_channel(gradient, 1, axis, dict(enumerate(channels.widths))):
-                found[space] += part.square().sum(1).to(some)
-    return {space: squares.sqrt() for space, squares in found.items()}
+            sums, axis = _sums(gradient.square(), 1), _inputs(name, channels)
+            for space, part, _ in _by_channel(sums, axis, dict(enumerate(channels.widths))):
+                found[space] += part
+    return dict(enumerate(squares.sqrt().split(channels.widths)))
 
 
-def _inputs(name: str, channels: Channels, layout: Extent) -> Axis:
+def _inputs(name: str, channels: Channels) -> Axis:
     """The channels that a parameter reads; none where it is not a layer's weight."""
-    return layout.axes[1] if name in channels.weights else ()
+    return channels.extents[name].axes[1] if name in channels.weights else ()
 
 
-def _by_channel(values: Tensor, dimension: int, axis: Axis, counts: Counts) -> Iterator[tuple[int, Tensor]]:
-    """The values of each space along an axis, one row for each of its `counts` channels."""
+def _sums(values: Tensor, dimension: int) -> Tensor:
+    """Over all dimensions but one."""
+    return values.sum([d for d in range(values.ndim) if d != dimension])
+
+
+def _by_channel(sums: Tensor, axis: Axis, counts: Counts) -> Iterator[tuple[int, Tensor, int]]:
+    """For each space along an axis: its `counts` channels' sums, of those of entries, and the entries of a channel."""
     entries = [(s.width if s.space is None else counts[s.space]) * s.block for s in axis]
-    if axis:
-        parts = values.detach().movedim(dimension, 0).split(entries)
-        for segment, part in zip(axis, parts, strict=True):
-            if segment.space is not None:
-                yield segment.space, part.reshape(counts[segment.space], -1)
+    for segment, part in zip(axis, sums.split(entries), strict=True):
+        if segment.space is not None:
+            block = segment.block
+            yield segment.space, part if block == 1 else part.view(-1, block).sum(1), block
+
+
+def _on_host(parts: list[Tensor]) -> tuple[Tensor, ...]:
+    """On the CPU, for which a device is waited for once."""
+    return torch.cat(parts).cpu().split([len(part) for part in parts])
 
 
 def _weights(channels: Channels, counts: Counts) -> int:

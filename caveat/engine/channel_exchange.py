@@ -6,6 +6,7 @@ else is as wide as the kept channels, and stays so: as many come as go.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,9 +17,9 @@ from caveat.batches import Inputs
 from caveat.engine.channel_choice import candidates, channel_scores, exchange_counts, growth_scores, swap
 from caveat.engine.densities import replacement_rate
 from caveat.engine.distributed import Ranks
-from caveat.engine.narrowing import Channels, Index, Kept, carry, narrow, narrow_params, scatter, shrink, slices
+from caveat.engine.narrowing import Channels, Index, Kept, narrow, places, scatter, shrink, slices
 from caveat.engine.optimise import Moments
-from caveat.engine.sparse_layers import Layout, Substitute
+from caveat.engine.sparse_layers import Substitute, weight_name
 from caveat.network import Network, Params
 
 __all__ = ["ChannelExchange", "narrow_network", "of_slices", "stored_slices", "widened"]
@@ -45,6 +46,9 @@ class ChannelExchange:
     _new: Kept = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        module, wide = self.substitute.network.module, self.network.module
+        self._points, self._buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        self._own = dict(wide.named_parameters()) | dict(wide.named_buffers())
         self._fresh(0)  # what has no initial values to draw says so now
 
     def due(self, step: int) -> bool:
@@ -63,10 +67,7 @@ class ChannelExchange:
         drop = exchange_counts(self.channels, self.kept, share)
         if not any(drop.values()):
             return
-        thin = self._thin(mean.detach())
-        for name, buffer in self.substitute.network.module.named_buffers():
-            thin[name] = buffer.clone()  # which the look would write into
-        wide = candidates(thin, self.channels, self.kept, self._fresh(step))
+        wide = candidates(self._thin(mean.detach()), self.channels, self.kept, self._fresh(step))
         gains = growth_scores(self.channels, wide, lambda params: loss(self.network(params, x, train=True)))
         self.ranks.add([*gains.values()])
         scores = self.substitute.layout.whole(self.keep_scores())
@@ -74,65 +75,60 @@ class ChannelExchange:
         self._wide, self._new = wide, swap(self.channels, self.kept, drop, keep, gains)
 
     def _thin(self, mean: Tensor) -> Params:
-        """All values of the narrow network."""
-        module = self.substitute.network.module
-        rest = dict(module.named_parameters()) | dict(module.named_buffers())
-        return {name: value.detach() for name, value in rest.items()} | self.substitute.layout.whole(mean)
+        """All values of the narrow network; buffers that have no channels are copied, as a pass writes into them."""
+        wider, layout = self.channels.extents, self.substitute.layout
+        thin = {name: p.detach() for name, p in self._points.items()} | layout.whole(mean)
+        return thin | {name: b if name in wider else b.clone() for name, b in self._buffers.items()}
 
     def _fresh(self, step: int) -> Params:
-        """Initial values of the wide network, wider where fewer inputs are added up."""
+        """Initial values of the wide network."""
         network = self.network.restricted(self.channels.extents)
-        fresh = self.network.buffers() | network.fresh(torch.Generator().manual_seed(self.seed + step))
-        index = slices(self.channels, self.kept)
-        for name in self.channels.weights:
-            inputs = index[name][1] if len(index[name]) > 1 else None
-            if inputs is not None:
-                fresh[name] = fresh[name] * (fresh[name].shape[1] / len(inputs)) ** 0.5
-        own = {name: p.detach() for name, p in self.network.module.named_parameters()}
-        return own | fresh
+        return self._own | network.fresh(torch.Generator().manual_seed(self.seed + step))
 
+    @torch.no_grad()
     def finish(self, mean: Tensor, scales: dict[str, tuple[Tensor, Tensor]], moments: Moments) -> None:
         """After a step: exchange what was chosen.
 
         `mean` is flat and changed in place, as are the `scales`, which come with a value a layer for new weights.
         """
         assert self._wide is not None
-        old, new = slices(self.channels, self.kept), slices(self.channels, self._new)
-        thin, layout = self._thin(mean), self.substitute.layout
-        # What has moved since the look stays: the wide values are those of before the step.
-        here = slices(self.channels, self.kept, mean.device)
-        wide = {n: scatter(v, here[n], self._wide[n]) if n in here else self._wide[n] for n, v in thin.items()}
-        values = narrow_params(wide, self.channels, self._new)
-        with torch.no_grad():
-            before = _places(layout, old, new, mean.device)
-            counts = torch.tensor([*layout.counts.values()], device=mean.device)
-            nothing = mean.new_zeros(len(counts))
-            kept = [(m, nothing) for t in (mean, *(s for s, _ in scales.values())) for m in moments(t)]
-            for flat, fills in (*kept, *scales.values()):
-                fill = fills.repeat_interleave(counts, output_size=layout.size).to(flat)
-                flat.copy_(torch.where(before < 0, fill, flat[before.clamp(min=0)]))
-            mean.copy_(layout.gathered({name: values[f"{name}.weight"] for name in layout.counts}))
-            module = self.substitute.network.module
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if name in old:
-                    tensor.copy_(values[name])
-                    for moment in moments(tensor):
-                        moment.copy_(carry(moment, old[name], new[name], torch.zeros_like(moment)))
-        self.replaced += sum(int((~torch.isin(self._new[s], own)).sum()) for s, own in self.kept.items())
+        layout, wide, wider = self.substitute.layout, self._wide, self.channels.extents
+        points = {name: p for name, p in self._points.items() if name in wider}
+        buffers = {name: b for name, b in self._buffers.items() if name in wider}
+        names = [*map(weight_name, layout.counts), *points, *buffers]
+        before, now = self._places({name: tuple(wide[name].shape) for name in names}, mean.device)
+        # What stays has moved since the look; of the wide values, which are older, only those that come are taken.
+        come = torch.cat([wide[name].flatten() for name in names])[now]
+        _carry([mean, *points.values(), *buffers.values()], before, come)
+        states = [(t, moments(t)) for t in (mean, *points.values())]
+        for i in range(max(len(own) for _, own in states)):
+            _carry([own[i] if i < len(own) else torch.zeros_like(t) for t, own in states], before, 0.0)
+        for flat, fills in scales.values():
+            parts = [fill.expand(n) for fill, n in zip(fills.unbind(), layout.counts.values(), strict=True)]
+            _carry([flat], before, torch.cat(parts).to(flat))
+            for moment in moments(flat):
+                _carry([moment], before, 0.0)
+        self.replaced += sum(len({*self._new[s].tolist()} - {*own.tolist()}) for s, own in self.kept.items())
         self.updates += 1
         self.kept, self._wide, self._new = self._new, None, {}
 
+    def _places(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of all that is exchanged, flat, where each value of the new choice was before (-1: nowhere) and is wide."""
+        old, new = (places(slices(self.channels, k), shapes, device) for k in (self.kept, self._new))
+        known = torch.full((sum(map(math.prod, shapes.values())),), -1, dtype=torch.int32, device=device)
+        known[old] = torch.arange(len(old), dtype=torch.int32, device=device)
+        return known[new].long(), new
 
-def _places(layout: Layout, old: dict[str, Index], new: dict[str, Index], device: torch.device) -> Tensor:
-    """Where in a flat tensor each weight of a new choice of channels was before, [size]; -1 for those that are new."""
-    parts = []
-    for name, part in layout.split(torch.arange(layout.size, device=device)):
-        index = f"{name}.weight"
-        if index in old:
-            value = part.view(layout.geometries[name].shape)
-            part = carry(value, old[index], new[index], torch.full_like(value, -1)).flatten()
-        parts.append(part)
-    return torch.cat(parts)
+
+def _carry(tensors: list[Tensor], before: Tensor, fresh: Tensor | float) -> None:
+    """Have in tensors, flat and one after the other, what was at other places before; what is fresh where that is -1.
+
+    They may be the first of those that `before` speaks of: no value moves from one tensor to another.
+    """
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    own = before[: len(flat)]
+    now = torch.where(own < 0, fresh, flat[own.clamp(min=0)]).split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(tensors, [part.view(tensor.shape) for part, tensor in zip(now, tensors, strict=True)])
 
 
 def narrow_network(network: Network, channels: Channels, kept: Kept) -> Network:

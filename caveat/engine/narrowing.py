@@ -8,6 +8,7 @@ are kept or removed together; `engine.channels` finds the spaces of a module.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +24,10 @@ __all__ = [
     "Index",
     "Kept",
     "Segment",
-    "carry",
     "gather",
     "narrow",
     "narrow_params",
+    "places",
     "resize",
     "rows",
     "scatter",
@@ -91,11 +92,9 @@ def slices(channels: Channels, kept: Kept, device: torch.device | str = "cpu") -
     if set(kept) != set(range(len(channels.widths))):
         raise ValueError(f"kept has spaces {sorted(kept)}, the network has {list(range(len(channels.widths)))}")
     for space, own in kept.items():
-        width = channels.widths[space]
-        if not len(own) or bool((own.diff() <= 0).any()) or int(own[0]) < 0 or int(own[-1]) >= width:
-            raise ValueError(
-                f"kept[{space}]={own.tolist()} must be at least one channel, in rising order, each below {width}"
-            )
+        width, given = channels.widths[space], own.tolist()
+        if not given or given != sorted({*given}) or given[0] < 0 or given[-1] >= width:
+            raise ValueError(f"kept[{space}]={given} must be at least one channel, in rising order, each below {width}")
     axes = {axis for layout in channels.extents.values() for axis in layout.axes if axis}
     entries = {axis: rows(axis, kept).to(device) for axis in axes}  # many tensors share one
     return {name: tuple(entries.get(axis) for axis in layout.axes) for name, layout in channels.extents.items()}
@@ -109,23 +108,36 @@ def gather(values: Tensor, index: Index) -> Tensor:
     return values
 
 
+def places(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
+    """Of wide tensors of these names and shapes, flat and one after the other, the entries that are there, [size].
+
+    The many small steps are taken on the CPU, where `index` is: a GPU takes longer to begin one than to do it.
+    """
+    pieces: list[Tensor] = []  # of each tensor, entries along its first axis, and from there on where it has others
+    starts, start = [], 0
+    for name, shape in shapes.items():
+        first, *rest = (*index.get(name, ()), None)
+        outer, inner = torch.arange(shape[0]) if first is None else first, math.prod(shape[1:])
+        pieces.append(outer * inner if inner > 1 else outer)
+        starts.append(start)
+        if len(shape) > 1:
+            pieces.append(gather(torch.arange(inner).view(shape[1:]), tuple(rest)).flatten())
+            starts.append(0)
+        start += inner * shape[0]
+    lengths = [len(piece) for piece in pieces]
+    offsets = torch.tensor(starts).repeat_interleave(torch.tensor(lengths))
+    moved = iter((torch.cat(pieces) + offsets).to(device, non_blocking=True).split(lengths))
+    return torch.cat(
+        [
+            next(moved) if len(shape) == 1 else (next(moved)[:, None] + next(moved)).flatten()
+            for shape in shapes.values()
+        ]
+    )
+
+
 def scatter(values: Tensor, index: Index, into: Tensor) -> Tensor:
     """A copy of a wide tensor with these values at the entries that are there."""
     return into.index_put(_mesh(index, values), values)
-
-
-def carry(values: Tensor, old: Index, new: Index, fresh: Tensor) -> Tensor:
-    """Values for a new choice of entries: those of a former choice where it had them, those of `fresh` elsewhere.
-
-    No wide tensor is made: `values` is as narrow as `old` says, `fresh` and the result as `new` says.
-    """
-    common = [None if a is None or b is None else torch.isin(b, a) for a, b in zip(old, new, strict=True)]
-    here = tuple(None if own is None else own.nonzero()[:, 0] for own in common)
-    there = tuple(
-        None if own is None or a is None or b is None else torch.searchsorted(a, b[own])
-        for own, a, b in zip(common, old, new, strict=True)
-    )
-    return scatter(gather(values, there), here, fresh)
 
 
 def narrow_params(params: Params, channels: Channels, kept: Kept) -> Params:

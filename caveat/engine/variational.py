@@ -250,8 +250,8 @@ class Variational:
     def _new_log_std(self) -> Tensor:
         """Of weights that are added, for each layer."""
         assert self.log_std is not None
-        parts = [part.exp().mean().log() for _, part in self.substitute.layout.split(self.log_std.detach())]
-        means = torch.stack(parts)
+        parts = [part.mean() for _, part in self.substitute.layout.split(self.log_std.detach().exp())]
+        means = torch.stack(parts).log()
         return means if self.new_std is None else torch.full_like(means, math.log(self.new_std))
 
     def use_channels(self, exchange: ChannelExchange) -> None:

@@ -133,6 +133,41 @@ def test_what_stays_keeps_its_values_and_moments() -> None:
     assert seen
 
 
+def test_norms_and_biases_keep_theirs_too() -> None:
+    of, mean, _ = exchange()
+    points = dict(of.substitute.network.module.named_parameters())
+    buffers = dict(of.substitute.network.module.named_buffers())
+    momentum = {id(t): torch.randn_like(t) for name, t in points.items() if name != "0.bias"}  # it has had no gradient
+    old = slices(of.channels, of.kept)
+    tensors = {name: t for name, t in (points | buffers).items() if name in old}
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.copy_(torch.randn_like(tensor).abs())
+    was = {name: t.detach().clone() for name, t in tensors.items()}
+    kept_moments = {name: m.clone() for name, p in points.items() if (m := momentum.get(id(p))) is not None}
+    looked(of, mean)
+    assert of._wide is not None
+    come = narrow_params(of._wide, of.channels, of._new)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            was[name] += 1  # as a step between the two would
+            tensor.add_(1)
+    of.finish(mean, {}, lambda tensor: [momentum[id(tensor)]] if id(tensor) in momentum else [])
+    new = slices(of.channels, of.kept)
+    assert set(tensors) == {"0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
+    for name, tensor in tensors.items():
+        before, now = old[name][0], new[name][0]
+        assert before is not None
+        assert now is not None
+        assert not torch.equal(before, now)
+        for place, channel in enumerate(now.tolist()):
+            at = (before == channel).nonzero()
+            assert tensor[place] == (was[name][at[0, 0]] if len(at) else come[name][place])
+            if name in kept_moments:
+                expected = kept_moments[name][at[0, 0]] if len(at) else torch.zeros(())
+                assert momentum[id(points[name])][place] == expected
+
+
 def _before(place: int, axis: int, old: tuple[Tensor | None, ...], new: tuple[Tensor | None, ...]) -> int:
     if axis >= len(new) or (index := new[axis]) is None or (former := old[axis]) is None:
         return place

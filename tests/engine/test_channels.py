@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from caveat.engine.channels import find_channels
-from caveat.engine.narrowing import Channels, Kept, carry, gather, narrow, narrow_params, scatter, slices, widen_params
+from caveat.engine.narrowing import Channels, Kept, narrow, narrow_params, places, slices, widen_params
 from caveat.models import cnn_lstm, lenet5, mlp, resnet18, resnet20_frn
 
 RNG = torch.Generator().manual_seed(0)
@@ -305,14 +305,14 @@ def test_values_go_to_the_narrow_network_and_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["lenet5", "dense_block", "depthwise"])
-def test_values_are_carried_over_to_a_new_choice(name: str) -> None:
+def test_places_are_those_of_the_narrow_tensors(name: str) -> None:
     module, x = made(name)
     channels = find_channels(module, x)
-    old, new = slices(channels, some(channels)), slices(channels, some(channels))
-    for path, index in old.items():
-        full, fresh = normal(*channels.extents[path].shape), normal(*channels.extents[path].shape)
-        found = carry(gather(full, index), index, new[path], gather(fresh, new[path]))
-        assert torch.equal(found, gather(scatter(gather(full, index), index, fresh), new[path]))
+    kept = some(channels)
+    shapes = {"whole": (3, 2)} | {path: extent.shape for path, extent in channels.extents.items()}
+    full = {path: normal(*shape) for path, shape in shapes.items()}
+    flat, thin = (torch.cat([t.flatten() for t in own.values()]) for own in (full, narrow_params(full, channels, kept)))
+    assert torch.equal(flat[places(slices(channels, kept), shapes, x.device)], thin)
 
 
 @pytest.mark.parametrize("bad", [[], [2, 1], [1, 1], [-1, 2], [3, 5]])
