@@ -19,7 +19,7 @@ from caveat.priors import GaussianPrior
 from caveat.randomness import seeded
 from caveat.rows import Rows
 from caveat.storage import read_json
-from caveat.task import Task
+from caveat.task import Augment, Task
 
 __all__ = ["Recipe", "inputs_of", "read_posterior"]
 
@@ -64,7 +64,16 @@ class Recipe:
                 return _from_file(self.model)
             return models.for_data(self.model, self.input_shape, self.n_outputs)
 
-    def task(self, data: DataSet, *, seed: int, prior_precision: float, parameters: str, validation: float) -> Task:
+    def task(
+        self,
+        data: DataSet,
+        *,
+        seed: int,
+        prior_precision: float,
+        parameters: str,
+        validation: float,
+        augment: Augment | None = None,
+    ) -> Task:
         """The task: this model on the training rows."""
         return Task(
             self.module(seed),
@@ -73,6 +82,7 @@ class Recipe:
             GaussianPrior(prior_precision),
             validation=validation or None,
             parameters=parameters,
+            augment=augment,
         )
 
 

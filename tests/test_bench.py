@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from caveat import bench
-from caveat.bench.cells import Place
+from caveat.bench.cells import Place, task_of
 from caveat.bench.compare import comparisons, ranks
 from caveat.bench.grid import cells_of, evaluation_key
 from caveat.bench.guards import guard_text, guards
 from caveat.bench.results import long_table, read_results, summary_table
 from caveat.bench.workers import Died, in_processes
 from caveat.cli import main
+from caveat.data import crop_and_flip
 from caveat.storage import read_json
 
 TINY = """
@@ -355,6 +356,21 @@ def test_rows_are_cut_evenly(table: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(scores["log_prob"][kept["rows"]], kept["log_prob"])
 
 
+def test_training_rows_are_cut_and_augmented(tmp_path: Path) -> None:
+    text = 'data = ["digits"]\nmodels = ["mlp"]\n'
+    names = []
+    for more in ("", "train_rows = 100\n", 'augment = "crop_and_flip"\n'):
+        file = tmp_path / "digits.toml"
+        file.write_text(more + text)
+        experiment = bench.read_experiment(file)
+        cell = cells_of(experiment)[0]
+        names.append(cell.name)
+        _, task = task_of(experiment, cell, cell.data.load(None))
+        assert task.n == (90 if "train_rows" in more else 1294), "a tenth is held out"
+        assert (task.augment is crop_and_flip) == ("augment" in more)
+    assert len(set(names)) == 3
+
+
 def test_inputs_of_one_or_two_numbers_have_a_plane(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for columns in (1, 2):
@@ -422,6 +438,7 @@ GOOD = 'data = ["digits"]\nmodels = ["mlp"]\n'
         (GOOD + "sedes = [1]", "sedes: an experiment has no key 'sedes' (did you mean 'seeds'"),
         (GOOD + "seeds = [1, 1]", "seeds: must be different whole numbers"),
         (GOOD + "validation = 0", "validation=0"),
+        ('augment = "crop_flip"\n' + GOOD, "augment: there is no 'crop_flip' (did you mean 'crop_and_flip'"),
         (GOOD + "[methods.swagg]", "methods.swagg: there is no 'swagg' (did you mean 'swag'"),
         (GOOD + "[methods.swag]\nrnak = 3", "methods.swag.rnak: SWAG has no knob 'rnak' (did you mean 'rank'"),
         (GOOD + "[methods.swag]\ntraining.epoch = 3", "methods.swag.training.epoch: Training has no knob"),

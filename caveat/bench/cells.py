@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from caveat.bench.conditions import Conditions, conditions, plane, spread
-from caveat.bench.experiment import Experiment
+from caveat.bench.experiment import AUGMENT, Experiment
 from caveat.bench.grid import Cell, evaluation_key, is_fitted
 from caveat.bench.rows import row_scores
 from caveat.data import DataSet
@@ -163,6 +163,8 @@ def _posterior(
 
 def task_of(experiment: Experiment, cell: Cell, data: DataSet) -> tuple[Recipe, Task]:
     """What a cell is fitted to."""
+    rows = spread(len(data.train), experiment.train_rows)
+    data = dataclasses.replace(data, train=TensorDataset(*(tensor[rows] for tensor in data.train.tensors)))
     recipe = Recipe.of(data, cell.data.name, experiment.models[cell.model], experiment.likelihood)
     task = recipe.task(
         data,
@@ -170,6 +172,7 @@ def task_of(experiment: Experiment, cell: Cell, data: DataSet) -> tuple[Recipe, 
         prior_precision=experiment.prior_precision,
         parameters=experiment.parameters,
         validation=experiment.validation,
+        augment=None if experiment.augment is None else AUGMENT[experiment.augment],
     )
     return recipe, task
 

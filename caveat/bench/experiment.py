@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from caveat.bench.conditions import Source, check_shift, outside_names
+from caveat.data import crop_and_flip
 from caveat.data import names as data_names
 from caveat.engine.training import Training
 from caveat.knobs import Count, Positive, Range, check_knobs
@@ -25,9 +26,10 @@ from caveat.methods import Method, discover
 from caveat.models import MODELS
 from caveat.reference import load_reference
 
-__all__ = ["MAP", "TEMPERED", "Experiment", "read_experiment"]
+__all__ = ["AUGMENT", "MAP", "TEMPERED", "Experiment", "read_experiment"]
 
 MAP, TEMPERED = "map", "map_tempered"  # the labels of the two that are always there
+AUGMENT = {"crop_and_flip": crop_and_flip}
 _LIKELIHOODS = ("auto", "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson")
 
 
@@ -49,6 +51,8 @@ class Experiment:
     prior_precision: Positive = 1.0
     parameters: str = "*"
     validation: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
+    train_rows: Count | None = None  # trained on, spread evenly over the training rows; all unless given
+    augment: str | None = None  # of training images, by the name of the function in caveat.data
     test_rows: Count | None = None  # scored, spread evenly over the test rows; all unless given
     kept_rows: Count = 2000  # of every test set whose whole predictions are kept
 
@@ -94,8 +98,9 @@ def _experiment(content: dict[str, Any], path: Path) -> Experiment:
     for label, stored in reference.items():
         _one_of(f"reference.{label}", label, [source.label for source in data])
         _with_key(f"reference.{label}", lambda stored=stored: load_reference(stored))
-    if "likelihood" in content:
-        _one_of("likelihood", content["likelihood"], _LIKELIHOODS)
+    for key, choices in {"likelihood": _LIKELIHOODS, "augment": tuple(AUGMENT)}.items():
+        if key in content:
+            _one_of(key, content[key], choices)
     methods = _methods(content.pop("methods", {}), content.pop("map", {}))
     if content.get("likelihood") == "poisson":  # a rate has no temperature
         del methods[TEMPERED]

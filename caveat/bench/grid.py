@@ -65,6 +65,8 @@ def _cell(experiment: Experiment, source: Source, model: str, label: str, seed: 
         "seed": seed,
         "start": start and start.rpartition("-")[2],
     }
+    later = {"train_rows": experiment.train_rows, "augment": experiment.augment}
+    made_by |= {key: value for key, value in later.items() if value is not None}  # unset, the digest is as without them
     kind = TEMPERED if label == TEMPERED else method_name(method)  # a label may change without a new fit
     name = f"{source.label}-{model}-{kind}-seed{seed}-{_digest(made_by)}"
     return Cell(source, model, label, method, seed, re.sub(r"[^A-Za-z0-9._-]+", "_", name), start)
