@@ -13,95 +13,121 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from caveat.engine import linear_images, linear_sums
+from caveat.engine.linear_images import Geometry, Layout, by_channels, empty_by_channels
 from caveat.engine.linear_site import Site, Tensors, aligned, summed_to
+from caveat.engine.linear_sums import Terms
 
 __all__ = ["Convolution", "MaxPool", "Product"]
 
-ALONE_FROM = 64  # output channels from which a convolution fills the machine without others beside it
+ALONE_FROM = 64  # output channels from which a convolution fills a CPU without others beside it
+GPU_LAYOUT: Layout = linear_images.ROWS
 aten = torch.ops.aten
 
 
 class Convolution:
     """Convolution of any dimension, stride, dilation and number of groups, not transposed."""
 
-    def __init__(self, site: Site, weight: torch.Size, outputs: torch.Size) -> None:
-        n = len(outputs) - 2
+    def __init__(self, site: Site, weight: torch.Size, result: Tensor) -> None:
+        n = result.ndim - 2
         self.active = tuple(site.slots[place] for place in site.active)  # 0: inputs, 1: weight, 2: bias
-        self.weight, self.outputs = weight, outputs
-        self.geometry = (*(list(site.leaves[3 + n * i : 3 + n * (i + 1)]) for i in range(3)), False, [0] * n)
+        self.weight, self.outputs = weight, result.shape
+        stride, padding, dilation = (list(site.leaves[3 + n * i : 3 + n * (i + 1)]) for i in range(3))
+        self.plain: Geometry = (stride, padding, dilation)
         self.groups: int = site.leaves[-1]
+        self.on_gpu = result.device.type in linear_sums.FUSING
+        self.layout: Layout = GPU_LAYOUT if self.on_gpu and n == 2 else linear_images.ROWS
+        if self.layout is linear_images.COLUMNS and stride[1] > 1:
+            self.layout = linear_images.DEPTH
+        self.alone = not self.on_gpu and weight[0] >= ALONE_FROM
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
         """What the forward pass leaves."""
-        return (_by_channels(values[0]), _by_channels(values[1]))
+        return (by_channels(values[0]), by_channels(values[1]))
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Tangents of the outputs."""
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
+        """Tangents of the outputs; on a GPU as terms, which are added when what follows is known."""
         x, weight = saved
-        given = dict(zip(self.active, tangents, strict=True))
-        total: Tensor | None = None
+        given = {part: t.whole for part, t in zip(self.active, tangents, strict=True)}
+        terms: list[Tensor] = []
         if 0 in given:
-            total = self._convolved(_folded(given[0]), weight).unflatten(0, (-1, len(x)))
+            geometry = self.layout.geometry(self.plain, k := len(given[0]))
+            found = self._convolved(self.layout.folded(given[0]), self.layout.filter(weight), geometry)
+            terms.append(self.layout.unfolded(found, k))
         if 1 in given:
-            total = self._with_weights(x, given[1], total)
+            total = terms.pop() if terms and not self.on_gpu else None
+            terms.append(self._with_weights(x, given[1], total))
         if 2 in given:
             bias = given[2].unflatten(1, (-1, *[1] * (x.ndim - 2))).unsqueeze(1)  # [K, 1, O, 1, ...]
-            total = bias.expand(-1, *self.outputs) if total is None else total.add_(bias)
-        assert total is not None
-        return (total,)
+            if not terms:
+                terms.append(bias.expand(-1, *self.outputs))
+            elif self.on_gpu:
+                terms.append(bias)
+            else:
+                terms[0].add_(bias)
+        return (Terms(*terms),)
 
-    def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
-        found: Tensor = aten.convolution(x, weight, None, *self.geometry, self.groups)
+    def _convolved(self, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+        found: Tensor = aten.convolution(x, weight, None, *geometry, False, [0] * (x.ndim - 2), self.groups)
         return found
 
     def _with_weights(self, x: Tensor, weights: Tensor, total: Tensor | None) -> Tensor:
         """The same inputs with each of K weights, added to what there is."""
-        if self.weight[0] >= ALONE_FROM:
+        if self.alone:
+            each = (self._convolved(x, by_channels(weight), self.plain) for weight in weights)
             if total is None:
-                return torch.stack([self._convolved(x, _by_channels(weight)) for weight in weights])
-            for weight, own in zip(weights, total, strict=True):
-                own.add_(self._convolved(x, _by_channels(weight)))
+                return torch.stack(list(each))
+            for own, found in zip(total, each, strict=True):
+                own.add_(found)
             return total
         beside = weights.unflatten(1, (self.groups, -1)).transpose(0, 1).flatten(0, 2)
-        found = self._convolved(x, _by_channels(beside)).unflatten(1, (self.groups, len(weights), -1))
+        found = self._convolved(x, by_channels(beside), self.plain).unflatten(1, (self.groups, len(weights), -1))
         found = found.movedim(2, 0).flatten(2, 3)
         if total is not None:
             return total.add_(found)
-        return _empty((found.shape[:2].numel(), *found.shape[2:]), found).unflatten(0, found.shape[:2]).copy_(found)
+        if self.on_gpu:
+            return found
+        rows = empty_by_channels((found.shape[:2].numel(), *found.shape[2:]), found)
+        return rows.unflatten(0, found.shape[:2]).copy_(found)
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         """Cotangents of the active values."""
         x, weight = saved
-        (g,) = cotangents
-        assert g is not None
-        folded = _folded(g)
+        assert cotangents[0] is not None
+        k = len(cotangents[0].whole)
+        folded = self.layout.folded(cotangents[0].whole)
+        g = self.layout.unfolded(folded, k)
         found = []
         for part in self.active:
             if part == 0:
-                like = _empty((len(folded), *x.shape[1:]), x)
-                own = self._gradients(folded, like, weight, of_inputs=True).unflatten(0, (len(g), -1))
+                like = self.layout.empty(x, k)
+                geometry = self.layout.geometry(self.plain, k)
+                own = self._gradients(folded, like, self.layout.filter(weight), geometry, of_inputs=True)
+                found.append(self.layout.unfolded(own, k))
             elif part == 1:
-                own = self._weights_of(folded.unflatten(0, (len(g), -1)), x, weight)
+                found.append(self._weights_of(g, x, weight))
             else:
-                own = folded.sum(tuple(range(2, folded.ndim))).unflatten(0, (len(g), -1)).sum(1)
-            found.append(own)
+                found.append(g.sum((1, *range(3, g.ndim))))
         return found
 
-    def _gradients(self, g: Tensor, x: Tensor, weight: Tensor, of_inputs: bool) -> Tensor:
+    def _gradients(self, g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, of_inputs: bool) -> Tensor:
         wanted = [of_inputs, not of_inputs, False]
-        found = aten.convolution_backward(g, x, weight, None, *self.geometry, self.groups, wanted)
+        found = aten.convolution_backward(g, x, weight, None, *geometry, False, [0] * (x.ndim - 2), self.groups, wanted)
         result: Tensor = found[0 if of_inputs else 1]
         return result
 
     def _weights_of(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradients of the weight for each of K cotangents."""
-        if self.weight[0] >= ALONE_FROM:
-            return torch.stack([self._gradients(own, x, weight, of_inputs=False) for own in g])
+        if self.alone:
+            return torch.stack([self._gradients(own, x, weight, self.plain, of_inputs=False) for own in g])
         apart = g.unflatten(2, (self.groups, -1)).movedim(0, 2)  # [B, G, K, O / G, ...]
-        beside = _empty((len(x), len(g) * self.weight[0], *g.shape[3:]), g)
-        beside.unflatten(1, apart.shape[1:4]).copy_(apart)
-        like = _empty((len(g) * self.weight[0], *self.weight[1:]), weight)
-        found = self._gradients(beside, x, like, of_inputs=False)
+        if self.layout.beside:
+            beside = by_channels(apart.flatten(1, 3))
+        else:
+            beside = empty_by_channels((len(x), len(g) * self.weight[0], *g.shape[3:]), g)
+            beside.unflatten(1, apart.shape[1:4]).copy_(apart)
+        like = empty_by_channels((len(g) * self.weight[0], *self.weight[1:]), weight)
+        found = self._gradients(beside, x, like, self.plain, of_inputs=False)
         return found.unflatten(0, (self.groups, len(g), -1)).transpose(0, 1).flatten(1, 2)
 
 
@@ -118,10 +144,10 @@ class Product:
         a, b = values[self.first :]
         return (a, b)
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         """Tangents of the outputs."""
         a, b = saved
-        given = dict(zip(self.parts, tangents, strict=True))
+        given = {part: t.whole for part, t in zip(self.parts, tangents, strict=True)}
         total: Tensor | None = None
         if "a" in given:
             total = (given["a"].flatten(0, 1) @ b).unflatten(0, (-1, len(a)))
@@ -133,13 +159,13 @@ class Product:
             c = aligned(given["c"], 2)
             total = c.expand(-1, len(a), b.shape[1]) if total is None else total + c
         assert total is not None
-        return (total,)
+        return (Terms(total),)
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         """Cotangents of the active values."""
         a, b = saved
-        (g,) = cotangents
-        assert g is not None
+        assert cotangents[0] is not None
+        g = cotangents[0].whole
         found = []
         for part in self.parts:
             if part == "a":
@@ -162,38 +188,22 @@ class MaxPool:
         """What the forward pass leaves."""
         return (result[1].permute(0, 2, 3, 1),)  # [B, H', W', C], places among H W
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         """Tangents of the outputs."""
-        (t,) = tangents
+        t = tangents[0].whole
         (places,) = saved
         found = _rows_of_channels(t).gather(2, places.flatten(1, 2).expand(len(t), -1, -1, -1))
-        return (found.unflatten(2, places.shape[1:3]).movedim(-1, 2),)
+        return (Terms(found.unflatten(2, places.shape[1:3]).movedim(-1, 2)),)
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         """Cotangents of the active values."""
-        g = cotangents[0]
-        assert g is not None
+        assert cotangents[0] is not None
+        g = cotangents[0].whole
         (places,) = saved
         b, c, h, w = self.shape
         found = g.new_zeros(len(g), b, h * w, c)
         found.scatter_add_(2, places.flatten(1, 2).expand(len(g), -1, -1, -1), _rows_of_channels(g))
         return (found.unflatten(2, (h, w)).movedim(-1, 2),)
-
-
-def _by_channels(t: Tensor) -> Tensor:
-    """Images and filters with channels last."""
-    return t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.contiguous()
-
-
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """In the place of numbers of which an operation wants the shape only."""
-    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
-
-
-def _folded(t: Tensor) -> Tensor:
-    """[K, B, ...] as [K B, ...]."""
-    return _by_channels(t.flatten(0, 1))
 
 
 def _rows_of_channels(t: Tensor) -> Tensor:

@@ -19,8 +19,11 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from caveat.batches import Inputs, tensors
+from caveat.engine import linear_sums
+from caveat.engine.linear_images import by_channels
 from caveat.engine.linear_rules import rule_for
 from caveat.engine.linear_site import Rule, Site, floating, is_floating
+from caveat.engine.linear_sums import Terms
 from caveat.engine.tracing import traced
 from caveat.network import Network, Params
 
@@ -29,6 +32,8 @@ __all__ = ["Program", "Saved"]
 Wire = tuple[fx.Node, int]  # one of the floating-point outputs of a node
 Saved = list[tuple[Tensor, ...]]  # what each step's linear part needs
 aten = torch.ops.aten
+_LYING = (aten.as_strided.default, aten.as_strided_copy.default)
+_VIEWS = (aten.view.default, aten._unsafe_view.default)  # of numbers as they lay when the network was traced
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Program:
         nodes = list(graph.graph.nodes)
         places = [node for node in nodes if node.op == "placeholder"]
         self.inputs = places[len(given) :]
+        # Convolutions of a GPU want channels last, unless the network looks at how its numbers lie.
+        self.by_channels = network.device.type in linear_sums.FUSING and not any(n.target in _LYING for n in nodes)
         own = dict(zip(given, places, strict=False))
         self.leaves: list[Wire] = [(own[name], 0) for name in names]
         # Values that no input is part of are made once: the weights, and what becomes of them before they meet one.
@@ -87,7 +94,7 @@ class Program:
 
     def run(self, x: Inputs) -> tuple[Saved, Tensor]:
         """The forward pass; outputs are flattened, [B, m]."""
-        values = dict(zip(self.inputs, tensors(x), strict=True))
+        values = dict(zip(self.inputs, map(self._laid_out, tensors(x)), strict=True))
         rules, found = {step.call.node: step.rule for step in self.steps}, dict(self.kept)
         for call in self.calls:
             given = [self.fixed[source] if source in self.fixed else values[source] for source in call.sources]
@@ -99,25 +106,33 @@ class Program:
                 values.pop(node, None)
         return [found[step.call.node] for step in self.steps], _at_least_single(values[self.result].flatten(1))
 
+    def _laid_out(self, value: Any) -> Any:
+        return by_channels(value) if self.by_channels and is_floating(value) and value.ndim == 4 else value
+
     def push(self, saved: Saved, z: Tensor) -> Tensor:
         """J z, [K, d] -> [K, B, m]."""
         parts = zip(self.leaves, z.split(self.sizes, 1), self.shapes, strict=True)
-        tangents = {wire: part.view(-1, *shape) for wire, part, shape in parts}
+        tangents = {wire: Terms(part.view(-1, *shape)) for wire, part, shape in parts}
         for step, kept in zip(self.steps, saved, strict=True):
+            given = [
+                # What others take too is added once, not by each.
+                tangents[wire] if wire in step.done else Terms(tangents[wire].whole)
+                for wire in step.inputs
+            ]
             with _explained(step.call):
-                found = step.rule.push(kept, [tangents[wire] for wire in step.inputs])
+                found = step.rule.push(kept, given)
             tangents.update(zip(step.outputs, found, strict=True))
             for wire in step.done:
                 del tangents[wire]
         (last,) = self.wires[self.result]
         assert last is not None
-        return _at_least_single(tangents[last].flatten(2))
+        return _at_least_single(tangents[last].whole.flatten(2))
 
     def pull(self, saved: Saved, v: Tensor) -> Tensor:
         """J^T v, [K, B, m] -> [K, d]."""
         (last,) = self.wires[self.result]
         assert last is not None
-        waiting = {last: v.unflatten(2, self.output_shape).to(self.output_dtype)}
+        waiting = {last: Terms(v.unflatten(2, self.output_shape).to(self.output_dtype))}
         for step, kept in zip(reversed(self.steps), reversed(saved), strict=True):
             cotangents = [waiting.pop(wire, None) for wire in step.outputs]
             if all(g is None for g in cotangents):
@@ -125,18 +140,18 @@ class Program:
             with _explained(step.call):
                 found = step.rule.pull(kept, cotangents)
             for wire, g in zip(step.inputs, found, strict=True):
-                waiting[wire] = waiting[wire] + g if wire in waiting else g
+                waiting[wire] = Terms(waiting[wire].whole, g) if wire in waiting else Terms(g)
         total = v.new_empty(len(v), sum(self.sizes))
         for wire, part, shape in zip(self.leaves, total.split(self.sizes, 1), self.shapes, strict=True):
             if wire in waiting:
-                part.view(-1, *shape).copy_(waiting.pop(wire))
+                part.view(-1, *shape).copy_(waiting.pop(wire).whole)
             else:  # the network does not use it
                 part.zero_()
         return total
 
     def _steps(self, x: Inputs) -> list[_Step]:
         """Which calls depend on the parameters, and their rules, from a pass over the inputs."""
-        values, steps = self.fixed | dict(zip(self.inputs, tensors(x), strict=True)), []
+        values, steps = self.fixed | dict(zip(self.inputs, map(self._laid_out, tensors(x)), strict=True)), []
         for call in self.calls:
             given = [values[source] for source in call.sources]
             values[call.node] = result = call.site(given)
@@ -174,7 +189,7 @@ class Program:
         }
         self.calls = [call for call in self.calls if call.node not in self.fixed]
         needed = {source for call in self.calls for source in call.sources} | {self.result}
-        self.fixed = {node: value for node, value in self.fixed.items() if node in needed}
+        self.fixed = {node: self._laid_out(value) for node, value in self.fixed.items() if node in needed}
         return steps
 
 
@@ -208,8 +223,9 @@ def _calls(nodes: list[fx.Node], result: fx.Node) -> list[_Call]:
         if node not in needed:
             done.add(node)
         needed |= done
-        assert not isinstance(node.target, str)
-        calls.append(_Call(node, Site(node.target, fixed, structure, slots, ()), sources, tuple(done)))
+        target = aten.reshape.default if node.target in _VIEWS else node.target
+        assert not isinstance(target, str)
+        calls.append(_Call(node, Site(target, fixed, structure, slots, ()), sources, tuple(done)))
     return calls[::-1]
 
 

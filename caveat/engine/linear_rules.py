@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from caveat.engine.linear_products import Convolution, MaxPool, Product
-from caveat.engine.linear_site import Rule, Site, Tensors, aligned, summed_to, times
+from caveat.engine.linear_site import Rule, Site, Tensors, aligned, is_floating, summed_to
+from caveat.engine.linear_sums import Terms, times
 
 __all__ = ["rule_for"]
 
 aten = torch.ops.aten
-_RESHAPING = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)
+_RESHAPING = (aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim)
 
 
 def rule_for(site: Site, values: Sequence[Any], result: Any) -> Rule:
     """The rule of a call, with values of the shapes that it will have."""
     shapes = [values[place].shape for place in site.active]
     if site.target is aten.convolution.default and not site.leaves[3 * values[0].ndim - 3]:
-        return Convolution(site, values[1].shape, result.shape)
+        return Convolution(site, values[1].shape, result)
     if site.target in (aten.mm.default, aten.addmm.default) and len(site.leaves) == len(values):
         return Product(site, shapes)
     if site.target is aten.max_pool2d_with_indices.default and values[0].ndim == 4:
@@ -36,6 +37,8 @@ def rule_for(site: Site, values: Sequence[Any], result: Any) -> Rule:
         return _Transposed()
     if site.target in _RESHAPING:
         return _Reshaped(values[0].shape, result.shape)
+    if site.target in (aten._to_copy.default, aten.clone.default) and is_floating(result):
+        return _Copied(values[0].dtype, result.dtype)
     if isinstance(result, Tensor) and torch.Tag.pointwise in getattr(site.target, "tags", ()):
         return _Pointwise(site, shapes)
     return _General(site)
@@ -48,22 +51,23 @@ class _General:
     site: Site
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
-        return tuple(values)
+        # Some of torch's own formulas take views of numbers in the order of the axes.
+        return tuple(value.contiguous() if isinstance(value, Tensor) else value for value in values)
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         function, at = self.site.of_active(saved)
 
         def one(*own: Tensor) -> Tensors:
             found: Tensors = torch.func.jvp(function, at, own)[1]
             return found
 
-        return torch.vmap(one)(*tangents)
+        return [Terms(t) for t in torch.vmap(one)(*(t.whole for t in tangents))]
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         function, at = self.site.of_active(saved)
-        some = [i for i, g in enumerate(cotangents) if g is not None]
+        some = {i: g.whole for i, g in enumerate(cotangents) if g is not None}
         pullback = torch.func.vjp(lambda *own: tuple(function(*own)[i] for i in some), *at)[1]
-        return torch.vmap(pullback)(tuple(cotangents[i] for i in some))
+        return torch.vmap(pullback)(tuple(some.values()))
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,28 @@ class _Reshaped:
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
         return ()
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [t.reshape(-1, *self.after) for t in tangents]
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
+        return [Terms(t.whole.reshape(-1, *self.after)) for t in tangents]
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        return [g.reshape(-1, *self.before) for g in cotangents if g is not None]
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
+        return [g.whole.reshape(-1, *self.before) for g in cotangents if g is not None]
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """The same numbers, of another type where a lower precision is asked for."""
+
+    before: torch.dtype
+    after: torch.dtype
+
+    def save(self, values: Sequence[Any], result: Any) -> Tensors:
+        return ()
+
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
+        return [Terms(t.whole.to(self.after)) for t in tangents]
+
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
+        return [g.whole.to(self.before) for g in cotangents if g is not None]
 
 
 @dataclass(frozen=True)
@@ -90,11 +111,11 @@ class _Transposed:
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
         return ()
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [t.mT for t in tangents]
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
+        return [Terms(t.whole.mT) for t in tangents]
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        return [g.mT for g in cotangents if g is not None]
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
+        return [g.whole.mT for g in cotangents if g is not None]
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,8 @@ class _Pointwise:
     shapes: Sequence[torch.Size]
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
+        if self.site.target is aten.relu.default:
+            return (torch.gt(result, 0, out=torch.empty_like(result)),)
         function, at = self.site.of_active(values)
         slopes = []
         for i in range(len(at)):
@@ -112,16 +135,20 @@ class _Pointwise:
             slopes.append(torch.func.jvp(function, at, directions)[1][0])
         return tuple(slopes)
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
-        total = times(aligned(tangents[0], saved[0].ndim), saved[0])
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
+        if len(saved) == 1 and self.shapes[0] == saved[0].shape:
+            return (Terms(tangents[0].times(saved[0])),)
+        total = times(aligned(tangents[0].whole, saved[0].ndim), saved[0])
         for slope, t in zip(saved[1:], tangents[1:], strict=True):
-            total = torch.addcmul(total, aligned(t, slope.ndim), slope)
-        return (total,)
+            total = torch.addcmul(total, aligned(t.whole, slope.ndim), slope)
+        return (Terms(total),)
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         (g,) = cotangents
         assert g is not None
-        return [summed_to(times(g, slope), shape) for slope, shape in zip(saved, self.shapes, strict=True)]
+        if len(saved) == 1:
+            return (summed_to(g.times(saved[0]), self.shapes[0]),)
+        return [summed_to(times(g.whole, slope), shape) for slope, shape in zip(saved, self.shapes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -135,15 +162,17 @@ class _Sum:
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
         return ()
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
-        first, *others = (aligned(t, len(self.shape)) for t in tangents)
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
+        if all(shape == self.shape for shape in self.shapes) and min(self.signs) > 0:
+            return (sum(tangents[1:], start=tangents[0]),)
+        first, *others = (aligned(t.whole, len(self.shape)) for t in tangents)
         total = first if self.signs[0] > 0 else -first
         for sign, other in zip(self.signs[1:], others, strict=True):
             total = torch.add(total, other, alpha=sign)
-        return (total.expand(-1, *self.shape),)
+        return (Terms(total.expand(-1, *self.shape)),)
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         (g,) = cotangents
         assert g is not None
-        found = [summed_to(g, shape) for shape in self.shapes]
+        found = [summed_to(g.whole, shape) for shape in self.shapes]
         return [own if sign > 0 else -own for sign, own in zip(self.signs, found, strict=True)]

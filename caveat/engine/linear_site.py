@@ -3,7 +3,7 @@
     y = op(a, b, ...)      push: dy_k = A da_k + B db_k + ...      pull: ga_k = A^T g_k,  gb_k = B^T g_k, ...
 
 A, B are the operation's Jacobians where the forward pass was. Tangents of a tensor [B, ...] are [K, B, ...], those of a
-weight [K, ...].
+weight [K, ...]; both come as sums that may wait (`linear_sums`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Rule", "Site", "Tensors", "aligned", "floating", "is_floating", "summed_to", "times"]
+from caveat.engine.linear_sums import Terms
+
+__all__ = ["Rule", "Site", "Tensors", "aligned", "floating", "is_floating", "summed_to"]
 
 Tensors = tuple[Tensor, ...]
 
@@ -55,10 +57,10 @@ class Rule(Protocol):
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
         """What the forward pass leaves for the others."""
 
-    def push(self, saved: Tensors, tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         """Tangents of the floating-point outputs, from those of the active values."""
 
-    def pull(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         """Cotangents of the active values, from those of the outputs that have any."""
 
 
@@ -70,18 +72,6 @@ def is_floating(value: Any) -> bool:
 def floating(result: Any) -> tuple[Tensor, ...]:
     """The floating-point tensors among an operation's outputs."""
     return tuple(leaf for leaf in pytree.tree_leaves(result) if is_floating(leaf))
-
-
-def times(t: Tensor, slope: Tensor) -> Tensor:
-    """K tensors times one; large ones after each other, since kernels for broadcasting are slow."""
-    if slope.numel() < 2**16 or t.shape[1:] != slope.shape:
-        return t * slope
-    found = torch.empty_like(t)
-    if slope.stride() != t.stride()[1:]:
-        slope = torch.empty_like(t[0]).copy_(slope)  # the same layout, once
-    for own, result in zip(t, found, strict=True):
-        torch.mul(own, slope, out=result)
-    return found
 
 
 def aligned(t: Tensor, dimensions: int) -> Tensor:

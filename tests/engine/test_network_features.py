@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import caveat
 from caveat.batches import Inputs
-from caveat.engine import linear_products, network_features
+from caveat.engine import linear_images, linear_products, linear_sums, network_features
 from caveat.engine.features import RowNoise
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.network_features import NetworkFeatures
@@ -82,6 +82,19 @@ class CalledByName(nn.Module):
         h = self.norm(F.conv2d(x, self.first.weight, self.first.bias, 2, padding=1))
         h = F.conv2d(input=h, weight=self.last.weight, stride=3)
         return self.second(h).flatten(1)
+
+
+class Views(nn.Module):
+    """Looks at the numbers of an image in the order of its axes, however they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(2, 4, 3), nn.Conv2d(1, 2, 3, stride=2), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x)).view(len(x), 1, 4, 4)
+        shifted = torch.cat([h, -h], 3)
+        return self.head(self.second(shifted).view(len(x), -1).repeat(1, 2))
 
 
 class PartlyFrozen(nn.Module):
@@ -162,6 +175,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "masks": lambda: (Masks(), torch.randn(N, 4)),
     "normalised over as many places": lambda: (NormalisedOverThePlaces(3), torch.randn(N, 3, 4)),
     "normalised over places": lambda: (NormalisedOverThePlaces(2), torch.randn(N, 3, 4)),
+    "views": lambda: (Views(), torch.randn(N, 2, 4, 4)),
     "called by name": lambda: (CalledByName(), torch.randn(N, 2, 5, 5)),
 }
 
@@ -235,6 +249,52 @@ def test_convolutions_one_weight_at_a_time_are_the_same(name: str, monkeypatch: 
     monkeypatch.setattr(linear_products, "ALONE_FROM", 1)
     module, x = CASES[name]()
     assert_products(features_of(module, x), doubled(x))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does, on a CPU, without compiling."""
+    monkeypatch.setattr(linear_sums, "FUSING", ("cpu",))
+    monkeypatch.setattr(linear_sums, "_fused", lambda *_: linear_sums._sum)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(name, "ROWS") for name in ("groups", "residual", "pools and norms", "views")]
+    + [(name, layout) for name in ("groups", "residual") for layout in ("DEPTH", "COLUMNS")],
+)
+def test_products_of_a_gpu_are_those_of_the_jacobian(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_products, "GPU_LAYOUT", getattr(linear_images, layout))
+    module, x = CASES[name]()
+    assert_products(features_of(module, x, block_rows=3), doubled(x))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_on_a_gpu_what_follows_a_convolution_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums: list[tuple[int, bool]] = []
+    monkeypatch.setattr(linear_sums, "_fused", lambda *kind: (sums.append(kind), linear_sums._sum)[1])
+    module, x = CASES["residual"]()
+    block = next(features_of(module, x).blocks())
+    sums.clear()
+    block.forward(torch.randn(K, sum(block.program.sizes)).double())
+    # Inputs, weight and shift of the second convolution, weight and shift of the shortcut's, and the slope.
+    assert sums[-1] == (5, True)
+    assert all(with_slope for _, with_slope in sums)  # nothing is added on its own
+
+
+def test_without_a_compiler_for_gpus_it_is_said_and_done_without() -> None:
+    tried: list[int] = []
+
+    def broken(terms: list[Tensor], slope: Tensor) -> Tensor:
+        tried.append(1)
+        raise RuntimeError("no compiler\nand so on")
+
+    kernel, terms, slope = linear_sums._Kernel(broken), [torch.ones(2, 3), torch.ones(2, 3)], torch.full((3,), 2.0)
+    with pytest.warns(UserWarning, match=r"torch.compile failed \(no compiler\): install triton and a C compiler"):
+        assert torch.equal(kernel(terms, slope), torch.full((2, 3), 4.0))
+    assert torch.equal(kernel(terms, slope), torch.full((2, 3), 4.0))
+    assert tried == [1]
 
 
 def test_many_vectors_go_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,114 @@
+"""K tangents of images that meet one filter, as one convolution: ways to lay them out in memory.
+
+    rows       [K, B, H, W, C]   K B images
+    depth      [B, H, W, K, C]   images with a third axis, which the filter does not reach along
+    columns    [B, H, W, K, C]   images with K W columns, and a filter whose taps are K columns apart
+
+The last two are also what K filters beside each other make of one image, and what their gradients are made from:
+nothing has to be moved between the two kinds of convolution.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["COLUMNS", "DEPTH", "ROWS", "Geometry", "Layout", "by_channels", "empty_by_channels"]
+
+Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation, of each axis
+
+
+class Layout(Protocol):
+    """How K tangents lie."""
+
+    beside: bool  # whether K are beside each other at each place
+
+    def folded(self, t: Tensor) -> Tensor:
+        """[K, B, C, ...] as images, of which K B, or K times as many numbers in each."""
+
+    def unfolded(self, t: Tensor, k: int) -> Tensor:
+        """And back."""
+
+    def empty(self, x: Tensor, k: int) -> Tensor:
+        """In the place of K tangents of x, folded, of which an operation wants the shape only."""
+
+    def filter(self, weight: Tensor) -> Tensor:
+        """A filter for those images."""
+
+    def geometry(self, plain: Geometry, k: int) -> Geometry:
+        """And where it goes."""
+
+
+class _Rows:
+    beside = False
+
+    def folded(self, t: Tensor) -> Tensor:
+        return by_channels(t.flatten(0, 1))
+
+    def unfolded(self, t: Tensor, k: int) -> Tensor:
+        return t.unflatten(0, (k, -1))
+
+    def empty(self, x: Tensor, k: int) -> Tensor:
+        return empty_by_channels((k * len(x), *x.shape[1:]), x)
+
+    def filter(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def geometry(self, plain: Geometry, k: int) -> Geometry:
+        return plain
+
+
+class _Depth:
+    beside = True
+
+    def folded(self, t: Tensor) -> Tensor:
+        return t.permute(1, 2, 3, 4, 0).contiguous(memory_format=torch.channels_last_3d)
+
+    def unfolded(self, t: Tensor, k: int) -> Tensor:
+        return t.permute(4, 0, 1, 2, 3)
+
+    def empty(self, x: Tensor, k: int) -> Tensor:
+        return torch.empty((*x.shape, k), dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
+
+    def filter(self, weight: Tensor) -> Tensor:
+        return weight.unsqueeze(-1)
+
+    def geometry(self, plain: Geometry, k: int) -> Geometry:
+        stride, padding, dilation = plain
+        return [*stride, 1], [*padding, 0], [*dilation, 1]
+
+
+class _Columns:
+    beside = True
+
+    def folded(self, t: Tensor) -> Tensor:
+        last = t.permute(1, 3, 4, 0, 2).contiguous()  # [B, H, W, K, C]
+        return last.flatten(2, 3).permute(0, 3, 1, 2)
+
+    def unfolded(self, t: Tensor, k: int) -> Tensor:
+        return t.unflatten(3, (-1, k)).permute(4, 0, 1, 2, 3)
+
+    def empty(self, x: Tensor, k: int) -> Tensor:
+        return empty_by_channels((*x.shape[:-1], k * x.shape[-1]), x)
+
+    def filter(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def geometry(self, plain: Geometry, k: int) -> Geometry:
+        (down, across), padding, dilation = plain
+        assert across == 1, "columns of K cannot be left out"
+        return [down, 1], [padding[0], k * padding[1]], [dilation[0], k * dilation[1]]
+
+
+ROWS, DEPTH, COLUMNS = _Rows(), _Depth(), _Columns()
+
+
+def by_channels(t: Tensor) -> Tensor:
+    """Images and filters with channels last."""
+    return t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.contiguous()
+
+
+def empty_by_channels(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """In the place of numbers of which an operation wants the shape only."""
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)

@@ -1,0 +1,108 @@
+"""Tangents as sums that wait until a slope or an operation needs them: slope (a + b + ...) in one pass over memory.
+
+A convolution's tangent is W * dx + dW * x + db, a residual adds another, and relu multiplies. On a GPU each of these
+takes about as long as the convolution of a narrow layer, since all it does is to read and write; together, compiled,
+they read and write once. On a CPU they are made one after the other.
+"""
+
+import functools
+import types
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["FUSING", "Terms", "times"]
+
+FUSING = ("cuda",)  # devices where additions wait
+
+
+class Terms:
+    """A tangent [K, ...] as terms that are not added yet; the first has all its numbers, others may be broadcast."""
+
+    def __init__(self, *terms: Tensor) -> None:
+        self.terms = terms
+
+    def __add__(self, other: "Terms") -> "Terms":
+        return Terms(*self.terms, *other.terms)
+
+    @property
+    def whole(self) -> Tensor:
+        """The sum, made once."""
+        if len(self.terms) > 1:
+            self.terms = (self.times(None),)
+        return self.terms[0]
+
+    def times(self, slope: Tensor | None) -> Tensor:
+        """The sum times a slope, [...], that all K share."""
+        first = self.terms[0]
+        if first.device.type in FUSING and first.ndim == 5 and first.stride(2) == 1:  # images with channels last
+            return _of_images(_fused(len(self.terms), slope is not None), self.terms, slope)
+        return _one_after_the_other(self.terms, slope)
+
+
+def times(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
+    """K tensors times one; large ones after each other, since kernels for broadcasting are slow."""
+    if slope.numel() < 2**16 or t.shape[1:] != slope.shape or t.device.type != "cpu":
+        return torch.mul(t, slope, out=out)
+    found = torch.empty_like(t) if out is None else out
+    if slope.stride() != t.stride()[1:]:
+        slope = torch.empty_like(t[0]).copy_(slope)  # the same layout, once
+    for own, result in zip(t, found, strict=True):
+        torch.mul(own, slope, out=result)
+    return found
+
+
+def _one_after_the_other(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
+    if len(terms) == 1:
+        return terms[0] if slope is None else times(terms[0], slope)
+    total = terms[0] + terms[1]
+    for term in terms[2:]:
+        total.add_(term)
+    return total if slope is None else times(total, slope, out=total)
+
+
+def _of_images(sum_of: Callable[..., Tensor], terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
+    """Of [K, B, C, H, W], seen as [B H W, K, C]: no copies where channels are last, and one program for all sizes."""
+    k, b, c, h, w = terms[0].shape
+    parts = [term.permute(1, 3, 4, 0, 2).flatten(0, 2) for term in terms]
+    own = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
+    return sum_of(parts, own).view(b, h, w, k, c).permute(3, 0, 4, 1, 2)
+
+
+def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total if slope is None else total * slope
+
+
+@functools.cache
+def _fused(count: int, with_slope: bool) -> Callable[..., Tensor]:
+    """The sum of so many terms as one kernel."""
+    # Functions are compiled a limited number of times each: a copy for each kind of sum.
+    own = types.FunctionType(_sum.__code__.replace(co_name=f"sum_of_{count}_{with_slope}"), globals())
+    return _Kernel(torch.compile(own, dynamic=True, fullgraph=True))
+
+
+class _Kernel:
+    """A compiled function, or several kernels where it cannot be compiled, which is said."""
+
+    def __init__(self, compiled: Callable[..., Tensor]) -> None:
+        self.function = compiled
+
+    def __call__(self, terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
+        try:
+            return self.function(terms, slope)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of torch's compilers
+            why = str(error).strip().partition("\n")[0]
+            warnings.warn(
+                "products with a network's Jacobian on a GPU are slower than need be, since torch.compile failed "
+                f"({why}): install triton and a C compiler",
+                stacklevel=2,
+            )
+            self.function = _sum
+            return _sum(terms, slope)
