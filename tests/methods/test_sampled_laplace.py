@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import caveat
 from caveat import SampledLaplace, Training
@@ -446,6 +449,48 @@ def test_groups_of_any_size_give_the_same_samples() -> None:
     several = fitted("Categorical", SampledLaplace(samples=7, at_once=3, precision=1.0, solver=EXACT))
     assert list(several.state["samples"]) == ["0", "3", "6"]
     torch.testing.assert_close(deviations(one), deviations(several), rtol=1e-6, atol=1e-9)
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that tensors made meanwhile hold together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._held: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self._held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._held = {place: held for place, held in self._held.items() if not held[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._held.values()))
+        return out
+
+
+def test_memory_does_not_grow_with_rows_by_their_jacobians_or_noise() -> None:
+    K, few, many = 32, 40, 120
+    method = SampledLaplace(
+        samples=K,
+        at_once=K,
+        block_rows=20,
+        tuning=Tuning(steps=1),
+        solver=ConjugateGradients(rank=8, iterations=2),
+    )
+    found = []
+    for n in (few, many):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        task = caveat.Task(module, rows("Categorical", n), LIKELIHOODS["Categorical"])
+        start = caveat.fit(task, caveat.MAP(training=Training(epochs=10, batch_size=20)), progress=False)
+        with Held() as held:
+            caveat.fit(task, method, start=start, progress=False)
+        found.append(held.most)
+    a_row = (found[1] - found[0]) / (many - few)
+    outputs_and_target = 8 * 3 + 8
+    assert a_row < 2 * outputs_and_target < 8 * min(task.network.n_parameters, 3 * K) / 4
 
 
 def test_samples_stay_on_disk_and_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
