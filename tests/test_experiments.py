@@ -1,16 +1,29 @@
-"""The grids of `experiments/` are whole: their cells build, and one of each kind runs in its quick form."""
+"""The experiments are whole: files plan, grids build, one cell of a kind runs, and what the READMEs name is there."""
 
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from torch.utils.data import TensorDataset
 
+from caveat.bench import cells_of, read_experiment
+from caveat.bench.cells import task_of
+from caveat.data import DataSet
 from caveat.methods import discover
 
-FOLDER = Path(__file__).parents[1] / "experiments" / "ssvi"
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = ROOT / "experiments"
+FOLDER = EXPERIMENTS / "ssvi"
+FILES = sorted(EXPERIMENTS.rglob("*.toml"))
+READMES = sorted(EXPERIMENTS.rglob("README.md"))
+NAMED = re.compile(r"[\w./-]+\.(?:py|toml|csv|png|md)\b")
+BY_BENCH = {"summary.csv"}  # that `caveat bench` writes into its folder of results
+NOT_YET = {"sampled_laplace/cifar.csv"}  # named by their README, still to be run
 OWN = ("problems", "cells", "tables", "run")
 
 
@@ -22,6 +35,56 @@ def ssvi(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
     yield {name: import_module(name) for name in OWN}
     for name in OWN:
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
+def test_every_experiment_file_plans(file: Path) -> None:
+    cells = cells_of(read_experiment(file))
+    assert len({cell.name for cell in cells}) == len(cells) > 2
+    assert file.stem in (EXPERIMENTS / "README.md").read_text(), "experiments/README.md says what it is for"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
+def test_the_networks_of_an_experiment_file_take_its_data(file: Path) -> None:
+    """Where the data are at hand; a few rows of them."""
+    experiment = read_experiment(file)
+    absent = []
+    for cell in cells_of(experiment):
+        if cell.label != "map" or cell.seed != experiment.seeds[0]:
+            continue
+        try:
+            found = few(cell.data.load(None))
+        except FileNotFoundError:
+            absent.append(cell.data.name)
+            continue
+        _, task = task_of(experiment, cell, found)
+        x, y = (tensor[:2] for tensor in found.train.tensors)
+        assert task.network(task.network.params(), x).shape[0] == len(y)
+    if absent:
+        pytest.skip(f"not at hand: {', '.join(dict.fromkeys(absent))}")
+
+
+def few(data: DataSet) -> DataSet:
+    """With 100 training rows."""
+    return replace(data, train=TensorDataset(*(tensor[:100] for tensor in data.train.tensors)))
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_what_a_readme_of_the_experiments_names_is_there(readme: Path) -> None:
+    named = set(NAMED.findall(readme.read_text())) - BY_BENCH
+    places = (readme.parent, EXPERIMENTS, ROOT)
+    missing = {name for name in named if not any((place / name).exists() for place in places)}
+    folder = readme.parent.relative_to(EXPERIMENTS)
+    assert {str(folder / name) for name in missing} <= NOT_YET
+
+
+def test_every_script_and_result_of_the_experiments_is_named() -> None:
+    """A result that no README speaks of is no result: by its own name, or by the script or file that it is named as."""
+    for folder in (path for path in EXPERIMENTS.iterdir() if (path / "README.md").exists()):
+        text = (folder / "README.md").read_text() + (EXPERIMENTS / "README.md").read_text()
+        for file in (file for kind in ("csv", "png", "toml") for file in folder.glob(f"*.{kind}")):
+            names = (file.name, f"{file.stem}.py", f"{file.stem}.toml")
+            assert any(name in text for name in names), f"{file.relative_to(ROOT)} is in no README"
 
 
 def test_every_cell_of_ssvi_is_a_method_and_its_settings_are_chosen_by_cells(ssvi: dict[str, ModuleType]) -> None:

@@ -205,7 +205,10 @@ def _conjugate_gradients(
         squares = inner(live.residual, live.residual)
         if not (new_slope + squares).isfinite().all():
             model.check_finite()
-            raise ValueError("conjugate gradients broke down: the features' products are not those of one matrix")
+            raise ValueError(
+                "conjugate gradients broke down: the features' products are not those of one matrix, or "
+                f"{str(z.dtype).removeprefix('torch.')} is too coarse for them: use double precision"
+            )
         residuals = relative(squares, plain[live.columns])
         worst = torch.maximum(residuals, relative(new_slope, natural[live.columns]))
         live_image = live.right - live.residual - model.precision * live.z

@@ -74,8 +74,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10**9, help="at most so many training rows")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=8)
-    parser.add_argument("--tuning-samples", type=int, default=4)
-    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--tuning-samples", type=int, default=2, help="for the updates of the precision")
+    parser.add_argument("--rank", type=int, default=128, help="of the sketch: more products once, fewer in every solve")
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--block-rows", type=int)
     parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
@@ -124,7 +124,7 @@ def main() -> None:
     lines.append((given.data, "map", "seconds", start.info.seconds))
     test = rows.test.tensors
     for which, one in (("map", start), (name, posterior)):
-        lines += [(given.data, which, quantity, value) for quantity, value in scores(one, *test, 500).items()]
+        lines += [(given.data, which, quantity, value) for quantity, value in scores(one, *test, 2500).items()]
     with given.csv.open("a", newline="") as file:
         csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}") for line in lines])
     for line in lines:

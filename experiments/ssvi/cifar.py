@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=0.2)
     parser.add_argument("--kl-weight", type=float, default=0.01)
+    parser.add_argument("--kl-warmup", type=float, default=0.5, help="share of training over which the KL weight rises")
     parser.add_argument("--initial-std", type=float, default=0.003)
     parser.add_argument("--decay", type=float, default=5e-4)
     parser.add_argument("--interval", type=int, default=100, help="steps between exchanges of weights")
@@ -77,7 +78,12 @@ def main() -> None:
         channels_last=on_gpu,
         compile=on_gpu and not a.no_compile,
     )
-    spread: Any = {"initial_std": a.initial_std, "kl_weight": a.kl_weight, "training": training}
+    spread: Any = {
+        "initial_std": a.initial_std,
+        "kl_weight": a.kl_weight,
+        "kl_warmup": a.kl_warmup,
+        "training": training,
+    }
     method: Any = {
         "ssvi": lambda: SSVI(density=a.density, allocation=a.allocation, interval=a.interval, **spread),
         "channel": lambda: SSVI(density=a.density, interval=a.interval, structure="channel", **spread),
