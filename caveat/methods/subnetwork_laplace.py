@@ -35,10 +35,10 @@ class SubnetworkLaplace(LaplaceMethod):
     quick: ClassVar["SubnetworkLaplace"]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         amount = self.weights
-        if not isinstance(amount, str) and not 0 < amount <= (1 if isinstance(amount, float) else amount):
+        if isinstance(amount, int | float) and not 0 < amount <= (1 if isinstance(amount, float) else amount):
             raise ValueError(f"SubnetworkLaplace(weights={amount!r}): must be a count, a share in (0, 1], or a pattern")
+        super().__post_init__()
         if isinstance(amount, str) and (isinstance(self.score, Tensor) or self.score != "energy"):
             raise ValueError(f"weights={amount!r} takes whole parameters, so there is nothing for score= to choose")
 
