@@ -439,6 +439,10 @@ GOOD = 'data = ["digits"]\nmodels = ["mlp"]\n'
         (GOOD + "seeds = [1, 1]", "seeds: must be different whole numbers"),
         (GOOD + "validation = 0", "validation=0"),
         ('augment = "crop_flip"\n' + GOOD, "augment: there is no 'crop_flip' (did you mean 'crop_and_flip'"),
+        (
+            "train_rows = 9\n" + GOOD + '\n[reference]\ndigits = "digits"\n',
+            "train_rows: a reference is the posterior of its own training rows",
+        ),
         (GOOD + "[methods.swagg]", "methods.swagg: there is no 'swagg' (did you mean 'swag'"),
         (GOOD + "[methods.swag]\nrnak = 3", "methods.swag.rnak: SWAG has no knob 'rnak' (did you mean 'rank'"),
         (GOOD + "[methods.swag]\ntraining.epoch = 3", "methods.swag.training.epoch: Training has no knob"),

@@ -163,8 +163,9 @@ def _posterior(
 
 def task_of(experiment: Experiment, cell: Cell, data: DataSet) -> tuple[Recipe, Task]:
     """What a cell is fitted to."""
-    rows = spread(len(data.train), experiment.train_rows)
-    data = dataclasses.replace(data, train=TensorDataset(*(tensor[rows] for tensor in data.train.tensors)))
+    if experiment.train_rows is not None:
+        rows = spread(len(data.train), experiment.train_rows)
+        data = dataclasses.replace(data, train=TensorDataset(*(tensor[rows] for tensor in data.train.tensors)))
     recipe = Recipe.of(data, cell.data.name, experiment.models[cell.model], experiment.likelihood)
     task = recipe.task(
         data,

@@ -95,6 +95,11 @@ def _experiment(content: dict[str, Any], path: Path) -> Experiment:
     for name in ood:
         _one_of(f"ood: {name!r}", name, outside_names())
     reference = _table("reference", content.pop("reference", {}))
+    for key in ("train_rows", "augment"):
+        if reference and content.get(key) is not None:
+            raise ValueError(
+                f"{key}: a reference is the posterior of its own training rows; leave out {key} or [reference]"
+            )
     for label, stored in reference.items():
         _one_of(f"reference.{label}", label, [source.label for source in data])
         _with_key(f"reference.{label}", lambda stored=stored: load_reference(stored))

@@ -9,6 +9,11 @@ __all__ = ["crop_and_flip"]
 
 def crop_and_flip(images: Tensor, rng: torch.Generator, padding: int = 4) -> Tensor:
     """Move each image [B, C, H, W] by up to `padding` pixels (edges reflected) and mirror half of them."""
+    if images.ndim != 4 or min(images.shape[-2:]) <= padding:
+        raise ValueError(
+            f"crop_and_flip is for images [B, C, H, W] of more than {padding} pixels a side, got a batch of shape "
+            f"{tuple(images.shape)}: leave the augmentation out, or give one of your own"
+        )
     batch, channels, height, width = images.shape
     device = images.device
 

@@ -199,7 +199,7 @@ def _by_channel(sums: Tensor, axis: Axis, counts: Counts) -> Iterator[tuple[int,
 
 def _on_host(parts: list[Tensor]) -> tuple[Tensor, ...]:
     """On the CPU, for which a device is waited for once."""
-    return torch.cat(parts).cpu().split([len(part) for part in parts])
+    return torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
 
 
 def _weights(channels: Channels, counts: Counts) -> int:

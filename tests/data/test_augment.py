@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -23,3 +24,9 @@ def test_every_image_is_a_crop_of_its_padded_self_or_of_its_mirror() -> None:
     assert 10 < flipped < 30
     assert len(offsets) > 15
     assert torch.equal(moved, crop_and_flip(images, torch.Generator().manual_seed(1), padding=2))
+
+
+def test_rows_that_are_no_images_are_refused() -> None:
+    for shape in ((3, 8), (3, 1, 4, 4)):
+        with pytest.raises(ValueError, match="crop_and_flip is for images"):
+            crop_and_flip(torch.zeros(shape), torch.Generator().manual_seed(0))
