@@ -54,6 +54,7 @@ class _Step:
     rule: Rule
     inputs: tuple[Wire, ...]
     outputs: tuple[Wire, ...]
+    dtypes: tuple[torch.dtype, ...]  # of the inputs
     done: tuple[Wire, ...] = ()  # tangents that no later step takes
 
 
@@ -139,8 +140,9 @@ class Program:
                 continue
             with _explained(step.call):
                 found = step.rule.pull(kept, cotangents)
-            for wire, g in zip(step.inputs, found, strict=True):
-                waiting[wire] = Terms(waiting[wire].whole, g) if wire in waiting else Terms(g)
+            for wire, g, dtype in zip(step.inputs, found, step.dtypes, strict=True):
+                own = g.to(dtype)  # a bfloat16 value beside float32 ones
+                waiting[wire] = Terms(waiting[wire].whole, own) if wire in waiting else Terms(own)
         total = v.new_empty(len(v), sum(self.sizes))
         for wire, part, shape in zip(self.leaves, total.split(self.sizes, 1), self.shapes, strict=True):
             if wire in waiting:
@@ -175,7 +177,7 @@ class Program:
             if call.node not in self.fixed:
                 numbers = [t.numel() for t in floating(result)]
                 self.largest, self.activations = max(self.largest, *numbers), self.activations + sum(numbers)
-            steps.append(_Step(call, rule, _present(inputs), _present(outputs)))
+            steps.append(_Step(call, rule, _present(inputs), _present(outputs), tuple(given[i].dtype for i in active)))
         outputs = values[self.result]
         self.output_shape, self.output_dtype = outputs.shape[1:], outputs.dtype
         (wire,) = self.wires.get(self.result, (None,))

@@ -38,7 +38,7 @@ class Terms:
         """The sum times a slope, [...], that all K share."""
         first = self.terms[0]
         if first.device.type in FUSING and first.ndim == 5 and first.stride(2) == 1:  # images with channels last
-            return _of_images(_fused(len(self.terms), slope is not None), self.terms, slope)
+            return _of_images(_fused(len(self.terms), slope is not None, first.dtype), self.terms, slope)
         return _one_after_the_other(self.terms, slope)
 
 
@@ -60,7 +60,7 @@ def _one_after_the_other(terms: Sequence[Tensor], slope: Tensor | None) -> Tenso
     total = terms[0] + terms[1]
     for term in terms[2:]:
         total.add_(term)
-    return total if slope is None else times(total, slope, out=total)
+    return total if slope is None else times(total, slope, out=total if slope.dtype == total.dtype else None)
 
 
 def _of_images(sum_of: Callable[..., Tensor], terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
@@ -79,11 +79,11 @@ def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def _fused(count: int, with_slope: bool) -> Callable[..., Tensor]:
+def _fused(count: int, with_slope: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
     """The sum of so many terms as one kernel."""
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
-    own = types.FunctionType(_sum.__code__.replace(co_name=f"sum_of_{count}_{with_slope}"), globals())
-    return _Kernel(torch.compile(own, dynamic=True, fullgraph=True))
+    own = types.FunctionType(_sum.__code__.replace(co_name=f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}"), globals())
+    return _Kernel(torch.compile(own, dynamic=True))
 
 
 class _Kernel:
@@ -98,11 +98,10 @@ class _Kernel:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # of torch's compilers
-            why = str(error).strip().partition("\n")[0]
+            why, self.function = str(error).strip().partition("\n")[0], _sum
             warnings.warn(
                 "products with a network's Jacobian on a GPU are slower than need be, since torch.compile failed "
                 f"({why}): install triton and a C compiler",
                 stacklevel=2,
             )
-            self.function = _sum
             return _sum(terms, slope)

@@ -272,15 +272,15 @@ def test_products_of_a_gpu_are_those_of_the_jacobian(name: str, layout: str, mon
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_on_a_gpu_what_follows_a_convolution_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    sums: list[tuple[int, bool]] = []
+    sums: list[tuple[int, bool, torch.dtype]] = []
     monkeypatch.setattr(linear_sums, "_fused", lambda *kind: (sums.append(kind), linear_sums._sum)[1])
     module, x = CASES["residual"]()
     block = next(features_of(module, x).blocks())
     sums.clear()
     block.forward(torch.randn(K, sum(block.program.sizes)).double())
     # Inputs, weight and shift of the second convolution, weight and shift of the shortcut's, and the slope.
-    assert sums[-1] == (5, True)
-    assert all(with_slope for _, with_slope in sums)  # nothing is added on its own
+    assert sums[-1][:2] == (5, True)
+    assert all(with_slope for _, with_slope, _ in sums)  # nothing is added on its own
 
 
 def test_without_a_compiler_for_gpus_it_is_said_and_done_without() -> None:
@@ -358,8 +358,15 @@ def test_the_diagonal_of_the_curvature_is_exact() -> None:
     torch.testing.assert_close(features.curvature_diagonal(RowNoise(diagonal)), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_bfloat16_is_near_and_gives_single_precision() -> None:
-    module, x = Residual(), torch.randn(N, 1, 4, 4)
+def unfolded() -> nn.Module:
+    """A norm that cannot be folded: its weights are in single precision, what it takes is not."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 2), nn.Flatten())
+
+
+@pytest.mark.parametrize("make", [Residual, unfolded])
+def test_bfloat16_is_near_and_gives_single_precision(make: Callable[[], nn.Module]) -> None:
+    module, x = make(), torch.randn(N, 1, 4, 4)
     network = Network(module, caveat.Categorical())
     rows = Rows((x, torch.zeros(N, dtype=torch.long)))
     exact, rough = (NetworkFeatures(network, network.params(), rows, bfloat16=b) for b in (False, True))
