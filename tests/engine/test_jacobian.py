@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from caveat import Gaussian, Network
 from caveat.batches import Inputs, count_rows, map_tensors
 from caveat.engine import layers
-from caveat.engine.jacobian import Here, Jacobian
+from caveat.engine.jacobian import Here, Jacobian, full_precision
 from caveat.engine.layers import Chosen
 from caveat.models import cnn_lstm, lenet5, resnet18
 
@@ -424,3 +424,13 @@ def test_nothing_else_changes(case: str, fastpath: bool) -> None:
     assert all(p.requires_grad and p.grad is None for p in module.parameters())
     assert all(child.training for child in module.modules())
     assert not any(p.requires_grad for p in (*params.values(), *net.module.parameters()))
+
+
+def test_full_precision_puts_back_what_was_set_even_after_an_error() -> None:
+    settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    before = [setting.fp32_precision for setting in settings]
+    with pytest.raises(KeyError), full_precision():
+        assert {setting.fp32_precision for setting in settings} == {"ieee"}
+        raise KeyError
+    assert [setting.fp32_precision for setting in settings] == before
+    assert torch.get_float32_matmul_precision() == "highest"  # torch's older name for it can still be asked for
