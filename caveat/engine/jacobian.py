@@ -16,6 +16,7 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from itertools import count
 
 import torch
@@ -48,7 +49,8 @@ def full_precision() -> Iterator[None]:
 
     Rounding alone would be harmless; but it turns some of the relus over, and the derivatives then differ by far more.
     """
-    settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    backends: Any = torch.backends  # its parts are not typed
+    settings = backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
         setting.fp32_precision = "ieee"

@@ -429,8 +429,15 @@ def test_nothing_else_changes(case: str, fastpath: bool) -> None:
 def test_full_precision_puts_back_what_was_set_even_after_an_error() -> None:
     settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
     before = [setting.fp32_precision for setting in settings]
-    with pytest.raises(KeyError), full_precision():
-        assert {setting.fp32_precision for setting in settings} == {"ieee"}
+    found = []
+
+    @full_precision()
+    def failing() -> None:
+        found.extend(setting.fp32_precision for setting in settings)
         raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
+    assert found == ["ieee"] * 3
     assert [setting.fp32_precision for setting in settings] == before
     assert torch.get_float32_matmul_precision() == "highest"  # torch's older name for it can still be asked for
