@@ -16,8 +16,8 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
