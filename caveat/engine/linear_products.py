@@ -21,7 +21,7 @@ from caveat.engine.linear_sums import Terms
 __all__ = ["Convolution", "MaxPool", "Product"]
 
 ALONE_FROM = 64  # output channels from which a convolution fills a CPU without others beside it
-GPU_LAYOUT: Layout = linear_images.ROWS
+GPU_LAYOUT: Layout = linear_images.DEPTH
 aten = torch.ops.aten
 
 

@@ -38,7 +38,7 @@ class Terms:
         """The sum times a slope, [...], that all K share."""
         first = self.terms[0]
         if first.device.type in FUSING and first.ndim == 5 and first.stride(2) == 1:  # images with channels last
-            return _of_images(_fused(len(self.terms), slope is not None, first.dtype), self.terms, slope)
+            return _of_images(self.terms, slope)
         return _one_after_the_other(self.terms, slope)
 
 
@@ -63,11 +63,16 @@ def _one_after_the_other(terms: Sequence[Tensor], slope: Tensor | None) -> Tenso
     return total if slope is None else times(total, slope, out=total if slope.dtype == total.dtype else None)
 
 
-def _of_images(sum_of: Callable[..., Tensor], terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
-    """Of [K, B, C, H, W], seen as [B H W, K, C]: no copies where channels are last, and one program for all sizes."""
+def _of_images(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
+    """Of [K, B, C, H, W], seen as [B H W, K, C]: no copies where channels are last."""
     k, b, c, h, w = terms[0].shape
     parts = [term.permute(1, 3, 4, 0, 2).flatten(0, 2) for term in terms]
     own = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
+    # One kernel for any number of places. K and C are constants in it: dividing by unknown ones takes longer than adding.
+    for part in (*parts, *([] if own is None else [own])):
+        if len(part) > 1:
+            torch._dynamo.mark_dynamic(part, 0)
+    sum_of = _fused(len(terms), own is not None, terms[0].dtype, k, c)
     return sum_of(parts, own).view(b, h, w, k, c).permute(3, 0, 4, 1, 2)
 
 
@@ -79,11 +84,12 @@ def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def _fused(count: int, with_slope: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
+def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int, c: int) -> Callable[..., Tensor]:
     """The sum of so many terms as one kernel."""
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
-    own = types.FunctionType(_sum.__code__.replace(co_name=f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}"), globals())
-    return _Kernel(torch.compile(own, dynamic=True))
+    name = f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}_{k}_{c}"
+    own = types.FunctionType(_sum.__code__.replace(co_name=name), globals())
+    return _Kernel(torch.compile(own, dynamic=False))
 
 
 class _Kernel:
