@@ -68,7 +68,7 @@ def _of_images(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
     k, b, c, h, w = terms[0].shape
     parts = [term.permute(1, 3, 4, 0, 2).flatten(0, 2) for term in terms]
     own = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
-    # One kernel for any number of places. K and C are constants in it: dividing by unknown ones takes longer than adding.
+    # One kernel for any number of places. K and C are constants in it: dividing by unknown ones would take longest.
     for part in (*parts, *([] if own is None else [own])):
         if len(part) > 1:
             torch._dynamo.mark_dynamic(part, 0)
