@@ -140,7 +140,7 @@ class Chain:
         batches = self.rows.batches([own for s in shares if len(own := s[run.ranks.rank])], device)
         self.noise = random_stream(run.seed, "chain", self.epoch, "noise", device=device)
         self.choices = random_stream(run.seed, "chain", self.epoch, "choices")  # the same on all ranks
-        augment = random_stream(run.seed, "chain", self.epoch, "augment", device=device)
+        augment = random_stream(run.seed, "chain", self.epoch, "augment", run.ranks.rank, device=device)
         total = torch.zeros((), dtype=torch.float64, device=device)
         with seeded(streams[1].initial_seed() % 2**62 + run.ranks.rank, device):  # for dropout inside the module
             for parts in shares:

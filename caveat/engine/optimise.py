@@ -152,13 +152,16 @@ class _Loop:
         batches = self.rows.batches([part for s in shares if len(part := s[run.ranks.rank])], run.device)
         total = torch.zeros((), dtype=torch.float64, device=run.device)
         with seeded(seed + run.ranks.rank, run.device):  # for randomness inside the module, such as dropout
-            shared = torch.Generator(run.device).manual_seed(seed)
+            shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
+            own = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
                 self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
-                    total += self._backward(next(batches), parts, shared, bar)
+                    x, y = next(batches)
+                    x = x if self.task.augment is None else self.task.augment(x, own)
+                    total += self._backward((x, y), parts, shared, bar)
                 self._move()
                 bar.update()
         run.ranks.add([total])
@@ -173,8 +176,6 @@ class _Loop:
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss."""
         x, y = batch
-        if self.task.augment is not None:
-            x = self.task.augment(x, rng)
         if self.training.channels_last:
             x = map_tensors(_channels_last, x)
         rank = self.run.ranks.rank

@@ -1,6 +1,7 @@
 """The training loop: what it does with batches, validation data, precision and numbers that blow up."""
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Training
+from caveat.engine.distributed import Ranks
 from caveat.engine.optimise import BatchPart, Moments, Variables, optimise, steps_per_epoch
 from caveat.engine.run import Run
 from caveat.storage import State
@@ -48,6 +50,24 @@ def test_every_row_is_seen_once_an_epoch() -> None:
     for epoch in range(3):
         assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
     assert seen[:23] != seen[23:46], "the order changes"
+
+
+def test_ranks_augment_their_rows_each_in_its_own_way() -> None:
+    class Alone(Ranks):
+        def add(self, tensors: Iterable[torch.Tensor]) -> None:
+            """The other rank is only imagined."""
+
+    drawn: list[torch.Tensor] = []
+
+    def augment(x: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        drawn.append(torch.rand(2, generator=rng))
+        return x
+
+    task = caveat.Task(network(), rows(8), caveat.Categorical(), augment=augment)
+    start: State = {"params": task.network.params() | task.network.buffers(), "hyper": task.hyper}
+    for rank in range(2):
+        caveat.MAP(training=Training(epochs=1, batch_size=8)).fit(task, start, Run(ranks=Alone(rank, 2)))
+    assert not torch.equal(*drawn)
 
 
 def test_early_stopping_puts_the_best_epoch_back() -> None:
