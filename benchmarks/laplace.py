@@ -3,6 +3,7 @@
     python benchmarks/laplace.py                                      # our side alone
     python benchmarks/laplace.py --peer laplace-torch/bin/python      # both: about an hour on two CPU cores
     python benchmarks/laplace.py --peer ... --case lenet5 --method subnetwork
+    python benchmarks/laplace.py --peer ... --case lenet5 --backend AsdlGGN --batch 64    # without a search
     python benchmarks/laplace.py --peer ... --device cuda             # on a GPU
     OMP_NUM_THREADS=1 python benchmarks/laplace.py --processor-time   # on a machine that others use as well
 
@@ -20,8 +21,9 @@ from linearised outputs. Every measurement is a process of its own, after a fit 
 is that process's peak above what it held with network and data loaded. On a GPU, where torch's allocator counts, one
 process a side measures everything, each time after a fit of an eighth of the rows; laplace-torch's rows are there
 already, ours come from the CPU. laplace-torch runs with whichever of its backends, and of the batch sizes of the case,
-is fastest, which is found first; Caveat chooses its own batches. Repeats alternate between the two, the table gives
-medians. Labels are the network's own choices, its last layer scaled so that it is fairly sure of them.
+is fastest, which is found first unless one of each is named; Caveat chooses its own batches. Repeats alternate between
+the two, the table gives medians. Labels are the network's own choices, its last layer scaled so that it is fairly sure
+of them.
 """
 
 import argparse
@@ -40,7 +42,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--case", choices=CASES, action="append", help="only this network; may be repeated")
     parser.add_argument("--method", choices=METHODS, action="append", help="only this method; may be repeated")
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="laplace-torch's; may be repeated")
+    parser.add_argument("--batch", type=int, action="append", help="laplace-torch's rows at once; may be repeated")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
     parser.add_argument("--memory", type=float, default=12.0, help="GB that one measurement may take on a CPU")
@@ -167,7 +171,8 @@ def main() -> None:
             for method in arguments.method or METHODS:
                 limits = int(arguments.memory * 1e9), size.rows, arguments.processor_time, arguments.limit
                 job = Job(case, method, "ours", folder, arguments.device, *limits)
-                table.append(compare(job, workers, arguments.repeats))
+                choice = arguments.backend or BACKENDS, arguments.batch or size.batches
+                table.append(compare(job, workers, arguments.repeats, *choice))
                 if arguments.csv:  # after each row: another may take all the time there is
                     write(table, Path(arguments.csv))
     for worker in workers.values():
@@ -200,9 +205,11 @@ def write_inputs(case: Case, rows: int, folder: Path) -> None:
     save_file({"x": x, "y": y, "score": score}, folder / "data.safetensors")
 
 
-def compare(ours: Job, workers: "dict[str, Worker]", repeats: int) -> dict[str, Any]:
+def compare(
+    ours: Job, workers: "dict[str, Worker]", repeats: int, backends: Sequence[str], batches: Sequence[int]
+) -> dict[str, Any]:
     """A row of the table: medians of repeats that alternate between the two sides."""
-    jobs = {"peer": best_of_peer(ours, workers["peer"])} if "peer" in workers else {}
+    jobs = {"peer": best_of_peer(ours, workers["peer"], backends, batches)} if "peer" in workers else {}
     jobs["ours"] = ours
     for old in Path(ours.folder).glob("found-*"):
         old.unlink()
@@ -220,13 +227,15 @@ def compare(ours: Job, workers: "dict[str, Worker]", repeats: int) -> dict[str, 
     return row | difference(Path(ours.folder))
 
 
-def best_of_peer(ours: Job, worker: "Worker") -> Job:
+def best_of_peer(ours: Job, worker: "Worker", backends: Sequence[str], batches: Sequence[int]) -> Job:
     """laplace-torch's fastest backend at fit and prediction together, each at its fastest batch size, on fewer rows."""
     found: list[tuple[float, Job]] = []
-    for backend in BACKENDS:
+    for backend in backends:
         tried: dict[int, Measured] = {}
-        for batch in CASES[ours.case].size(ours.device).batches:
+        for batch in batches:
             job = dataclasses.replace(ours, side="peer", backend=backend, fit_batch=batch, predict_batch=batch)
+            if len(backends) == len(batches) == 1:
+                return job
             tried[batch] = measure(dataclasses.replace(job, rows=max(batch, job.rows // 32)), worker)
             fit_batch = min(tried, key=lambda b: tried[b].fit_s)
             predict_batch = min(tried, key=lambda b: tried[b].predict_s)

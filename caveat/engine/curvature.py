@@ -67,8 +67,10 @@ class Sweep:
         flat = factor.flatten(1, -3) if factor.ndim > 3 else factor.unsqueeze(1)  # [B, positions, C, rank]
         for position in range(flat.shape[1]):
             for k in range(flat.shape[3]):
-                v = torch.zeros_like(flat[..., 0])
-                v[:, position] = flat[:, position, :, k]
+                v = flat[..., k]
+                if flat.shape[1] > 1:
+                    v = torch.zeros_like(v)
+                    v[:, position] = flat[:, position, :, k]
                 yield v.reshape(factor.shape[:-1]).movedim(-1, likelihood.output_axis)
 
     def rank(self) -> int:
@@ -83,9 +85,14 @@ class Sweep:
         """The GGN over chosen weights."""
         jacobian = self.jacobian(index)
         n, rank = jacobian.size, self.rank()
-        gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None))
+        gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
 
         def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            phi = here.features()
+            if phi is not None:
+                r = torch.stack(list(self.cotangents(here, y, rng)), 1)  # [B, rank, D]
+                gram.add_outer(r.mT @ r, phi)
+                return
             for v in self.cotangents(here, y, rng):
                 gram.add(here.columns(v))
 
@@ -335,16 +342,31 @@ def _add_to(totals: Params, found: Params) -> None:
 
 
 class _Gram:
-    """H += F^T F from pieces of F, a few thousand rows at once, the lower triangle only."""
+    """H += F^T F from pieces of F, a few thousand rows at once, the lower triangle only.
 
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
+    Weights of a last layer (see `Here.features`) are summed in the order of the outputs they belong to.
+    """
+
+    def __init__(self, total: Tensor, order: Tensor | None) -> None:
+        self.total, self.order = total, order
         self.waiting: list[Tensor] = []
 
     def add(self, f: Tensor) -> None:
-        self.waiting.append(f)
+        self.waiting.append(f if self.order is None else f[:, self.order.flatten()])
         if sum(map(len, self.waiting)) >= GRAM_ROWS:
             self.flush()
+
+    def add_outer(self, fisher: Tensor, phi: Tensor) -> None:
+        """H += sum_n fisher_n x phi_n phi_n^T, Kronecker products of [D, D] and [I, I]: F^T F of a last layer."""
+        fisher, phi = fisher.to(self.total.dtype), phi.to(self.total.dtype)
+        (n, d, _), width = fisher.shape, phi.shape[1]
+        total = self.total.view(d, width, d, width)
+        step = max(1, working_numbers(phi) // (n * d * width))
+        for start in range(0, d, step):
+            stop = min(start + step, d)
+            scaled = fisher[:, start:stop, :stop, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
+            found = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
+            total[start:stop, :, :stop] += found.transpose(0, 1)
 
     def flush(self) -> None:
         if not self.waiting:
@@ -371,4 +393,7 @@ class _Gram:
             square = self.total[start:stop, start:stop]
             square.copy_(square.tril() + square.tril(-1).T)
             self.total[start:stop, stop:] = self.total[stop:, start:stop].T
-        return self.total
+        if self.order is None:
+            return self.total
+        back = self.order.flatten().argsort()
+        return self.total[back.unsqueeze(1), back]

@@ -12,6 +12,7 @@ every multiple of one prior with the work of a single decomposition.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -122,9 +123,19 @@ class Dense:
 
     def covariance(self, here: Here, joint: bool = False) -> Tensor:
         """J P^-1 J^T from half of it."""
-        half = self._whitened(here.rows())
+        more_rows_than_weights = here.outputs.numel() > len(self.prior)
+        if more_rows_than_weights and here.features() is not None:  # the inverse is less work than solving for J
+            half = here.times(self._inverse)
+        else:
+            half = self._whitened(here.rows())
         half = half.flatten(0, 1) if joint else half
         return half @ half.mT
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """L^-T."""
+        one = torch.eye(len(self.prior), dtype=self.cholesky.dtype, device=self.cholesky.device)
+        return torch.linalg.solve_triangular(self.cholesky.mT, one, upper=True)
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """L^-T z with z standard normal."""
@@ -133,7 +144,7 @@ class Dense:
 
     def shifts(self, here: Here, deltas: Tensor) -> Tensor:
         """J delta."""
-        return _shifted(here.rows(), deltas)
+        return torch.movedim(here.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """They are weights."""
@@ -196,7 +207,7 @@ class _Spectrum:
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
     def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        rotated = here.rows().to(self.vectors.dtype) @ self.vectors
+        rotated = here.times(self.vectors)
         values = self.values.to(rotated.dtype)
         return torch.stack([(rotated / (values + scale)) @ rotated.mT for scale in scales])
 
@@ -241,7 +252,7 @@ class LowRank:
 
     def shifts(self, here: Here, deltas: Tensor) -> Tensor:
         """J delta."""
-        return _shifted(here.rows(), deltas)
+        return torch.movedim(here.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """They are weights."""
@@ -329,10 +340,6 @@ class _DualSpectrum:
     def log_det(self, scale: float) -> float:
         prior = float((scale * self.prior.double()).log().sum())
         return prior + float((1 + self.values.double() / scale).log().sum())
-
-
-def _shifted(j: Tensor, deltas: Tensor) -> Tensor:
-    return torch.movedim(j @ deltas.T.to(j.dtype), -1, 0)
 
 
 def in_float64(matrix: Tensor) -> Tensor:

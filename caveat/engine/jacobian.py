@@ -4,19 +4,23 @@
     here = jacobian.at(x)                   one forward pass; here.outputs is [B, ...]
     here.columns(v)                         v^T J for each row: [B, S], the chosen weights only
     here.squares(v)                         sum over rows of (v^T J)^2, for every weight
+    here.times(matrix)                      J matrix for each row, [B, D, m]
 
 J is never held for a batch x outputs x all weights: a cotangent v (of the outputs' shape) goes back through the network
 once, and each layer makes what is asked of its own gradient. Parameters that act in layers that `layers` does not know
 get a copy for every row, through `torch.func`, or row by row where torch.func cannot. Which way a parameter goes is
 found on a few rows, where its gradient must agree with autograd's for one row alone, at parameters nearby: a layer that
 starts at zero would hide those below it.
+
+Where the chosen weights are all of a linear layer, f = W phi + b, that makes the network's outputs, every output's
+gradient is phi (`here.features()`), and products with J are products with phi, cheaper by the number of outputs.
 """
 
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -41,6 +45,8 @@ class _Plan:
     axes: dict[str, tuple[Axis, ...]]  # where the rows are, for every use of a known parameter
     numbers: int = 0  # at the outputs of the layers concerned, for one row
     outputs: int = 0  # of one row
+    widest: int = 0  # numbers in the largest tensor of a forward pass, for one row
+    last: tuple[str, ...] = ()  # weight and bias, where all that is watched is the linear layer that makes the outputs
 
 
 @contextlib.contextmanager
@@ -75,21 +81,21 @@ class Jacobian:
     def __init__(
         self, network: Network, params: Params, x: Inputs, index: Tensor | None = None, *, bfloat16: bool = False
     ) -> None:
+        if torch.is_inference_mode_enabled():
+            raise ValueError("gradients are needed, and torch.inference_mode() makes none: use torch.no_grad() instead")
         params = {name: _fast_layout(value) for name, value in params.items()}
         self.network, self.params, self.bfloat16 = network, params, bfloat16
         self.sizes = {name: params[name].numel() for name in network.names}
         self.size = sum(self.sizes.values()) if index is None else len(index)
         # For each parameter: where its chosen entries are among all chosen ones, and which of its entries they are.
         self.pieces: dict[str, tuple[slice, Chosen]] = {}
-        before = 0
-        for name, size in self.sizes.items():
+        starts = [0, *accumulate(self.sizes.values())]
+        ends = starts if index is None else torch.searchsorted(index, index.new_tensor(starts)).tolist()
+        for name, start, low, high in zip(self.sizes, starts, ends, ends[1:], strict=False):
             if index is None:
-                self.pieces[name] = (slice(before, before + size), Chosen(torch.arange(size, device=network.device)))
-            else:
-                low, high = (int(n) for n in torch.searchsorted(index, index.new_tensor([before, before + size])))
-                if high > low:
-                    self.pieces[name] = (slice(low, high), Chosen((index[low:high] - before).to(network.device)))
-            before += size
+                self.pieces[name] = (slice(low, high), Chosen(torch.arange(high - low, device=network.device)))
+            elif high > low:
+                self.pieces[name] = (slice(low, high), Chosen((index[low:high] - start).to(network.device)))
         self.winograd: Winograd | None = None  # none while the way is found, which is a single pass
         key = ("jacobian", *self.pieces)
         if key not in network.found:
@@ -97,8 +103,17 @@ class Jacobian:
             network.found[key] = self._planned(_few_rows(x))
             self.params = params
         self.plan: _Plan = network.found[key]
+        self.order = self._order()
         fixed = Winograd((dict(network.module.named_parameters()) | params).values())
         self.winograd = fixed if fixed.weights and not bfloat16 else None
+
+    def _order(self) -> Tensor | None:
+        """Where the weights of each output are among the chosen ones, [D, I], bias last; see `Here.features`."""
+        if not self.plan.last or self.size < sum(self.sizes.values()):
+            return None
+        outputs, device = len(self.params[self.plan.last[0]]), self.network.device
+        places = (self.pieces[name][0] for name in self.plan.last)
+        return torch.cat([torch.arange(p.start, p.stop, device=device).reshape(outputs, -1) for p in places], 1)
 
     def at(self, x: Inputs) -> "Here":
         """One forward pass over these rows."""
@@ -114,13 +129,15 @@ class Jacobian:
     def rows_at_once(self, columns: int = 0, layers: int = 1) -> int:
         """How many rows a pass should take, going by what it keeps of each.
 
-        That is `columns` gradients of the chosen weights, and `layers` gradients at the layers' outputs.
+        That is `columns` gradients of the chosen weights, and `layers` gradients at the layers' outputs; on the way
+        through layers that are not differentiated a pass holds a few of its largest tensors.
         """
         on_gpu = self.network.device.type == "cuda"
         room = min(2**31, (free_bytes(self.network.device) or 2**31) // 16)  # of a GPU
         by_layers = (room if on_gpu else 2**26) // (4 * max(self.plan.numbers * layers, 1))
         by_columns = (room if on_gpu else 2**28) // (4 * max(self.size * columns, 1))
-        return max(1, min(1024, by_layers, by_columns))
+        by_pass = (room if on_gpu else 2**27) // (4 * 8 * max(self.plan.widest, 1))
+        return max(1, min(4096 if on_gpu else 1024, by_layers, by_columns, by_pass))
 
     def _pass(self, x: Inputs, plan: _Plan, bfloat16: bool = False, find_axes: bool = False) -> "Here":
         rows, device = count_rows(x), self.network.device.type
@@ -180,7 +197,6 @@ class Jacobian:
         if alone.requires_grad:
             found = torch.autograd.grad(alone, list(watched.values()), v[1:2], allow_unused=True)
             exact |= {n: g for n, g in zip(watched, found, strict=True) if g is not None}
-        scale = max((float(g.norm()) for g in exact.values()), default=0.0)
         plan = _Plan(tuple(self.pieces), (), False, {}, 0)
         for vectorised in (True, True, False):  # the rules alone, then with copies of the rest, then row by row
             while True:
@@ -193,9 +209,11 @@ class Jacobian:
                 _check_rows_are_independent(here.outputs[1:2], alone.detach())
                 axes = {name: tuple(found) for name, found in here.tape.found_axes.items()}
                 numbers = sum(point.numel() for point in here.points) // rows
-                wrong = here.tape.unknown | self._differing(here, v, exact, scale)
+                wrong = here.tape.unknown | self._differing(here, v, exact)
                 if not wrong:
-                    return _Plan(plan.known, plan.general, plan.vectorised, axes, numbers, alone.numel())
+                    last = here.last_layer()
+                    sizes = numbers, alone.numel(), here.tape.widest // rows
+                    return _Plan(plan.known, plan.general, plan.vectorised, axes, *sizes, last)
                 if wrong <= set(plan.general):
                     break
                 rest = tuple(name for name in plan.known if name not in wrong)
@@ -207,19 +225,18 @@ class Jacobian:
             "leave those parameters out with parameters="
         )
 
-    def _differing(self, here: "Here", v: Tensor, exact: Params, scale: float) -> set[str]:
+    def _differing(self, here: "Here", v: Tensor, exact: Params) -> set[str]:
         """Parameters whose gradient for the second row is not autograd's."""
         found, gradients = {name: torch.zeros_like(self.params[name]) for name in self.pieces}, here.gradients(v)
         for use, point in here.uses:
             g = use.arranged(gradients[point])
             m = len(g) // use.rows
             found[use.name] += use.dense(g, slice(m, 2 * m)).sum(0).reshape(found[use.name].shape)
-        tolerance = _rounding(v)
-        return {
-            name
-            for name, value in found.items()
-            if not float((value - exact[name]).norm()) <= tolerance * max(float(exact[name].norm()), 1e-4 * scale)
-        }
+        norms = _norms([exact[name] for name in found])
+        errors = _norms([value - exact[name] for name, value in found.items()])
+        tolerance, least = _rounding(v), 1e-4 * max(norms, default=0.0)
+        close = [error <= tolerance * max(norm, least) for error, norm in zip(errors, norms, strict=True)]
+        return {name for name, is_close in zip(found, close, strict=True) if not is_close}
 
 
 class Here:
@@ -251,22 +268,52 @@ class Here:
 
     def columns(self, v: Tensor) -> Tensor:
         """v^T J of the chosen weights for each row, [B, S]; in bfloat16 where the passes are."""
-        gradients, pieces = self.gradients(v), self.jacobian.pieces
         dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
         found = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
+        self._add_columns(v, found)
+        return found
+
+    def _add_columns(self, v: Tensor, found: Tensor) -> None:
+        gradients, pieces = self.gradients(v), self.jacobian.pieces
         for use, point in self.uses if len(self.outputs) else ():
             place, entries = pieces[use.name]
-            found[:, place] += use.columns(gradients[point], entries).to(dtype)
-        return found
+            found[:, place].add_(use.columns(gradients[point], entries))  # += would copy the sum onto itself
 
     def rows(self) -> Tensor:
         """J itself, the outputs of a row flattened, [B, D, S]; made once."""
         if self._rows is None:
             d = self.outputs.shape[1:].numel()  # may be another than the plan's: longer sequences
-            self._rows = self.outputs.new_empty(len(self.outputs), d, self.jacobian.size)
+            self._rows = self.outputs.new_zeros(len(self.outputs), d, self.jacobian.size)
             for i, v in enumerate(one_hot(self.outputs)):
-                self._rows[:, i] = self.columns(v)
+                self._add_columns(v, self._rows[:, i])
         return self._rows
+
+    def last_layer(self) -> tuple[str, ...]:
+        """Weight and bias of the linear layer that makes the outputs, where it is all that is watched; else none."""
+        result, uses = self.results[0], [use for use, _ in self.uses]
+        if result is not self.tape.watched_output or result._version or len(self.points) > 1 or len(uses) > 2:
+            return ()  # something comes after it, perhaps in place, or something else is watched too
+        weight = uses[0]
+        if not isinstance(weight, Product) or weight.convolution is not None or weight.inputs.ndim != 2:
+            return ()
+        return tuple(use.name for use in uses)
+
+    def features(self) -> Tensor | None:
+        """Phi [B, I] (with a one where there is a bias) of outputs W phi + b with all of W and b chosen, else None."""
+        if self.jacobian.order is None or self.last_layer() != self.jacobian.plan.last:
+            return None
+        weight = self.uses[0][0]
+        assert isinstance(weight, Product)  # `last_layer` has seen to it
+        phi = weight.inputs.to(self.outputs.dtype)
+        return torch.cat([phi, torch.ones_like(phi[:, :1])], 1) if len(self.uses) > 1 else phi
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """J times a matrix [n, m], the outputs of a row flattened: [B, D, m]."""
+        phi, order = self.features(), self.jacobian.order
+        if phi is None or order is None:
+            return self.rows() @ matrix.to(self.outputs.dtype)
+        blocks = matrix.to(phi.dtype)[order.T]  # [I, D, m]
+        return (phi @ blocks.flatten(1)).unflatten(1, blocks.shape[1:])
 
     def squares(self, v: Tensor, names: Iterable[str] | None = None) -> Params:
         """Sum over rows of the squared gradient of every weight (of the parameters named)."""
@@ -404,6 +451,11 @@ def _nearby(params: Params, names: tuple[str, ...]) -> Params:
 def _rounding(like: Tensor) -> float:
     """The relative difference that other batch sizes may make, by rounding and by relus that it turns over."""
     return 1e-8 if like.dtype == torch.float64 else 1e-2
+
+
+def _norms(tensors: list[Tensor]) -> list[float]:
+    """Read all at once: each reading waits for a GPU."""
+    return torch.stack([tensor.norm().double() for tensor in tensors]).tolist() if tensors else []
 
 
 def _fast_layout(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from caveat.batches import Inputs, count_rows, move, slices
+from caveat.batches import Inputs, count_rows, map_tensors, move, slices
 from caveat.engine.cost import free_bytes, refuse_if_too_large, words
 from caveat.engine.curvature import Fisher, Sweep, places
 from caveat.engine.draws import push_draws
@@ -226,8 +226,10 @@ class LaplaceMethod(ABC):
             delta = gaussian.weights(gaussian.deltas(1, rng))[0]
             yield _moved(own, state["params"], index, delta)
 
+    @torch.inference_mode(False)
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
         """Outputs of n functions: the same draws for all inputs, so that they are joint over classes and inputs."""
+        x = map_tensors(_with_gradients, x)
         if self.prediction == "weights":
             return push_draws(self, state, network, x, n, rng)
         if self.prediction == "bridge":
@@ -273,8 +275,10 @@ class LaplaceMethod(ABC):
             found.append(torch.cat(pieces).detach())
         return torch.stack(found)
 
+    @torch.inference_mode(False)
     def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
         """f(x, w*) and J P^-1 J^T."""
+        x = map_tensors(_with_gradients, x)
         own, index, gaussian = _restored(state, network)
         if not count_rows(x):
             with torch.no_grad():
@@ -359,6 +363,11 @@ def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Te
     alpha = ((1 - 2 / classes + tail / classes**2) / variance.clamp_min(1e-12)).clamp(1e-6, 1e12)
     drawn = torch._standard_gamma(alpha.cpu().expand(n, *alpha.shape), generator=rng).clamp_min(1e-300)
     return (drawn.log() - drawn.sum(-1, keepdim=True).log()).to(mean.device, dtype)
+
+
+def _with_gradients(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one that was made in inference mode, through which nothing is differentiated."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _subnetwork(network: Network, index: Tensor | None) -> Params:

@@ -49,10 +49,11 @@ class Chosen:
         key = (width, first, outputs)
         if key not in self._found:
             row, k = self.index // width - first, self.index % width
-            mine = (row >= 0) & (row < outputs)
-            used, place = row[mine].unique(return_inverse=True)
-            inside = None if bool(mine.all()) else mine
-            self._found[key] = _Split(inside, row[mine], k[mine], used, place * width + k[mine])
+            inside = (row >= 0) & (row < outputs)
+            mine = None if bool(inside.all()) else inside
+            row, k = (row, k) if mine is None else (row[mine], k[mine])
+            used, place = row.unique(return_inverse=True)
+            self._found[key] = _Split(mine, row, k, used, place * width + k)
         return self._found[key]
 
 
@@ -163,7 +164,7 @@ class Product(Use):
                 part = slice(start, start + step)
                 whole = g[part][:, split.used] @ self.patches(part, g.dtype).transpose(1, 2)  # [n, used, K]
                 pieces.append(whole.flatten(1)[:, split.place])
-            return torch.cat(pieces)
+            return _joined(pieces, 0)
         step = max(1, working_numbers(g) // (n * t))
         keep = len(split.row) <= step
         pieces = []
@@ -175,7 +176,7 @@ class Product(Use):
                 a = self._gather(o, j, g.dtype)
                 self._gathered = (split, a) if keep else None
             pieces.append((g[:, o] * a).sum(-1) if t > 1 else (g[:, o] * a).squeeze(-1))
-        return torch.cat(pieces, 1)
+        return _joined(pieces, 1)
 
     def _gather(self, row: Tensor, k: Tensor, dtype: torch.dtype) -> Tensor:
         """Chosen patches, [N, s, T]."""
@@ -231,7 +232,8 @@ class Elementwise(Use):
         """Sums over positions."""
         found = self._sums(g, part)
         rest = self.size - self.first - found.shape[1]
-        return F.pad(found, [self.first, rest]).reshape(len(found), *self.original)
+        found = F.pad(found, [self.first, rest]) if self.first or rest else found
+        return found.reshape(len(found), *self.original)
 
 
 @dataclass
@@ -344,6 +346,8 @@ class Tape(TorchFunctionMode):
         self.point_of: list[int] = []  # for each use, its point
         self.unknown: set[str] = set()
         self.last: set[str] = set()  # parameters that the last function to take any took
+        self.watched_output: Tensor | None = None  # of the last function with a point
+        self.widest = 0  # numbers in the largest result of any function that has the rows for an axis
         self.found_axes: dict[str, list[Axis]] = {}  # of every use of a parameter, in the order of the calls
 
     def name(self, tensor: Any) -> str | None:
@@ -354,7 +358,12 @@ class Tape(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let the function run; note what it does with watched parameters."""
-        kwargs = kwargs or {}
+        result = self._called(func, args, kwargs or {})
+        of_rows = (tensor.numel() for tensor in _flat(result) if self.rows in tensor.shape[:2])
+        self.widest = max(self.widest, *of_rows, 0)
+        return result
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         owned = {name for tensor in _flat((args, kwargs)) if (name := self.name(tensor)) is not None}
         if not owned:
             return func(*args, **kwargs)
@@ -403,7 +412,8 @@ class Tape(TorchFunctionMode):
         for use in uses:
             self.uses.append(use)
             self.point_of.append(len(self.points) - 1)
-        return output + point
+        self.watched_output = output + point
+        return self.watched_output
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, first: int, count: int, first_bias: int | None = None
@@ -425,6 +435,11 @@ class Tape(TorchFunctionMode):
             shape = (*[1] * (output.ndim - 2), count)
             uses.append(Elementwise(name, self.rows, axis, None, shape, start, len(bias), tuple(bias.shape)))
         return self.record(output, uses)
+
+
+def _joined(pieces: list[Tensor], axis: int) -> Tensor:
+    """The pieces along an axis; a single one without a copy."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
 
 
 def working_numbers(like: Tensor) -> int:

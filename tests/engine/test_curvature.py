@@ -1,6 +1,7 @@
 """Every pass over the data gives the sums of a dense reference, whatever the likelihood, the layers and the pieces."""
 
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from caveat import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Network, Poisson
-from caveat.engine import curvature, gaussians
+from caveat.engine import curvature, gaussians, layers
 from caveat.engine.curvature import Sweep
-from caveat.engine.jacobian import Jacobian
+from caveat.engine.jacobian import Here, Jacobian
 from caveat.engine.layered import Diagonal, Kronecker, Layered
 from caveat.engine.run import Run
 from caveat.rows import Rows
@@ -316,6 +317,48 @@ def test_low_rank_is_not_above_the_ggn_where_rounding_is_all_that_is_left() -> N
     above = torch.linalg.eigvalsh(rows.T @ rows - all_rows.T @ all_rows)[-1]
     assert float(above) < 2e-6 * float(all_rows.square().sum())
     assert rows.is_contiguous()
+
+
+class BiasFirst(nn.Module):
+    """A last layer whose bias comes before its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(3, 4), nn.ParameterDict()
+        self.out["bias"], self.out["weight"] = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.body(x).tanh(), self.out["weight"], self.out["bias"])
+
+
+CASES["bias first"] = (BiasFirst(), ROWS, labels(3, N), Categorical())
+
+
+@pytest.mark.parametrize("numbers", [1, 250, 2**21])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("sequence", "pixels", "recurrent")])
+def test_a_last_layer_is_summed_from_its_features(
+    monkeypatch: pytest.MonkeyPatch, dense: Any, case: str, numbers: int
+) -> None:
+    whole = sweep(case)
+    layer = whole.network.names[-1].rpartition(".")[0]
+    names = [name for name in whole.network.names if name.startswith(f"{layer}.")]
+    found = dataclasses.replace(whole, network=whole.network.restricted(names))
+    by_hand, x, y = reference(dense, found)
+    monkeypatch.setitem(layers.WORKING_NUMBERS, "cpu", numbers)
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
+    monkeypatch.delattr(Here, "columns")
+    ggn = found.full(None).ggn
+    assert torch.equal(ggn, ggn.T)
+    assert_close(ggn, by_hand.ggn(x, y))
+
+
+def test_a_last_layer_may_be_summed_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sweep("bias first")
+    found = dataclasses.replace(whole, network=whole.network.restricted(["out.bias", "out.weight"]))
+    wanted, features, calls = found.full(None).ggn, Here.features, itertools.count()
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
+    monkeypatch.setattr(Here, "features", lambda self: features(self) if next(calls) % 2 else None)
+    assert_close(found.full(None).ggn, wanted)
 
 
 # Pieces and precision

@@ -132,6 +132,23 @@ def test_moments_are_those_of_the_dense_inverse(form: str, case: str) -> None:
     assert_close(gaussian.shifts(here, deltas), torch.einsum("bdn,sn->sbd", j, gaussian.weights(deltas)))
 
 
+@pytest.mark.parametrize("rows", [3, 20])  # fewer outputs than weights, and more
+def test_a_last_layers_moments_are_those_of_the_dense_inverse(rows: int) -> None:
+    network = Network(MODULES["mlp"][0].double(), GaussianLikelihood(), parameters="2.*")
+    x = normal(rows, 3)
+    here = Jacobian(network, network.params(), x).at(x)
+    curvature, prior, ggn = full(network)
+    gaussian, inverse, j = curvature.gaussian(prior), (ggn + prior.diag()).inverse(), here.rows()
+    assert here.features() is not None
+    assert_close(gaussian.covariance(here), j @ inverse @ j.mT)
+    assert_close(gaussian.covariance(here, joint=True), j.flatten(0, 1) @ inverse @ j.flatten(0, 1).T)
+    deltas = gaussian.deltas(4, torch.Generator().manual_seed(3))
+    assert_close(gaussian.shifts(here, deltas), torch.einsum("bdn,sn->sbd", j, deltas))
+    found = curvature.path(prior).covariances(here, SCALES)
+    for k, scale in enumerate(SCALES):
+        assert_close(found[k], j @ (ggn + scale * prior.diag()).inverse() @ j.mT)
+
+
 @every_form
 @pytest.mark.parametrize("case", ["mlp", "twice"])
 def test_draws_have_the_covariance_of_the_dense_inverse(form: str, case: str) -> None:

@@ -307,6 +307,55 @@ def test_no_rows_and_no_weights() -> None:
     assert Jacobian(net, net.params(), x, torch.arange(0)).at(x).rows().shape == (ROWS, 2, 0)
 
 
+def last(run: Callable[..., Tensor] = lambda s, h: s.out(h)) -> nn.Module:
+    return Custom(lambda s, x: run(s, s.body(x).tanh()), body=nn.Linear(4, 5), out=nn.Linear(5, 3))
+
+
+def bias_first(self: Any, x: Tensor) -> Tensor:
+    return nn.functional.linear(x.tanh(), self.weight, self.bias)
+
+
+LAST: dict[str, tuple[nn.Module, str, bool]] = {  # the parameters, and whether J is made of features
+    "weight and bias": (last(), "out.*", True),
+    "bias first": (Custom(bias_first, bias=(3,), weight=(3, 4)), "*", True),
+    "no bias": (Custom(lambda s, x: s.out(x), out=nn.Linear(4, 3, bias=False)), "*", True),
+    "weight alone": (last(), "out.weight", True),
+    "bias alone": (last(), "out.bias", False),
+    "all layers": (last(), "*", False),
+    "changed in place": (last(lambda s, h: s.out(h).relu_()), "out.*", False),
+    "scaled": (last(lambda s, h: 2 * s.out(h)), "out.*", False),
+    "another shape": (last(lambda s, h: s.out(h).unflatten(1, (1, 3))), "out.*", False),
+    "positions": (last(lambda s, h: s.out(h.unsqueeze(1))), "out.*", False),
+    "twice": (Custom(lambda s, x: s.out(s.out(x).tanh()), out=nn.Linear(4, 4)), "*", False),
+}
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_products_with_a_last_layers_gradients(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    module, pattern, made_of_features = LAST[case]
+    net, x = network(module, pattern), normal(4)
+    wanted = reference(net, x)
+    matrix = torch.randn(net.n_parameters, 6, generator=RNG, dtype=torch.float64)
+    some = torch.arange(1, net.n_parameters)
+    assert_close(Jacobian(net, net.params(), x, some).at(x).times(matrix[1:]), wanted[..., 1:] @ matrix[1:])
+    here = Jacobian(net, net.params(), x).at(x)
+    assert (here.features() is not None) == made_of_features
+    if made_of_features:
+        monkeypatch.delattr(Here, "rows")
+    assert_close(here.times(matrix), wanted @ matrix)
+
+
+def test_a_pass_through_wide_layers_takes_fewer_rows() -> None:
+    wide, narrow = (
+        network(nn.Sequential(nn.Linear(4, n), nn.Linear(n, 2)), "1.bias", dtype=torch.float32) for n in (2**16, 2)
+    )
+    x = normal(4).float()
+    assert Jacobian(narrow, narrow.params(), x).rows_at_once() == 1024
+    assert Jacobian(wide, wide.params(), x).rows_at_once() == 64  # 16 MiB in the wide layer
+    large = network(Custom(lambda s, x: x @ s.a.t()[:, :2] + s.b, a=(2**16, 4), b=(2,)), "b", dtype=torch.float32)
+    assert Jacobian(large, large.params(), x).rows_at_once() == 1024  # weights are there once, not for each row
+
+
 @pytest.mark.parametrize("case", ["cnn_lstm", "sequence first", "linear on positions"])
 def test_sequences_may_be_of_other_lengths_than_those_seen_first(case: str) -> None:
     def make(length: int) -> Tensor:

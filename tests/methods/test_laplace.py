@@ -592,3 +592,20 @@ def test_the_temperature_of_the_start_is_left_out_and_said() -> None:
     posterior = caveat.fit(task, Laplace(), start=start, progress=False)
     assert "temperature" not in posterior.state["hyper"]
     assert any("temperature was left out" in warning for warning in posterior.info.warnings)
+
+
+@pytest.mark.parametrize("method", [Laplace(structure="full"), Laplace(), caveat.LastLayerLaplace()])
+def test_predictions_are_the_same_in_inference_mode(method: Any) -> None:
+    task, start = trained("Categorical")
+    posterior = caveat.fit(task, method, start=start, progress=False)
+    x = normal(4, 3, seed=5)
+    with torch.inference_mode():
+        made_there = x + 0
+        found = [posterior.predict(given).probs for given in (x, made_there)]
+        variances = posterior.moments(made_there)[1]
+        with pytest.raises(ValueError, match=r"inference_mode\(\) makes none: use torch.no_grad\(\)"):
+            caveat.fit(task, method, start=start, progress=False)
+    assert torch.equal(found[0], posterior.predict(x).probs)
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(variances, posterior.moments(x)[1])
+    assert bool((variances.diagonal(dim1=1, dim2=2) > 0).all())
