@@ -72,5 +72,7 @@ def concatenate(pieces: Sequence[Inputs]) -> Inputs:
 
 def first_not_finite(x: Inputs) -> int | None:
     """The first row that holds NaN or infinity, or None."""
-    bad = (~torch.isfinite(tensor) for tensor in tensors(x) if tensor.ndim and tensor.is_floating_point())
+    numbers = (tensor for tensor in tensors(x) if tensor.ndim and tensor.is_floating_point())
+    # A sum is quick, and finite only where all its terms are.
+    bad = (~torch.isfinite(tensor) for tensor in numbers if not bool(tensor.sum().isfinite()))
     return min((int(rows.nonzero()[0, 0]) for rows in bad if bool(rows.any())), default=None)

@@ -98,3 +98,4 @@ def test_what_has_no_rows_or_no_fractions_is_finite():
     assert first_not_finite((torch.arange(3), torch.tensor([True]), "text")) is None
     assert first_not_finite(torch.zeros(0, 4)) is None
     assert first_not_finite(torch.zeros(4, 0)) is None
+    assert first_not_finite(torch.full((4, 4), 3e38)) is None  # though their sum is not finite
