@@ -292,16 +292,23 @@ def _private_copy(module: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def _values_of(source: nn.Module, copied: nn.Module) -> Iterator[None]:
     """Give a copy of a module the values of the first, and take them away again: nobody else has them then."""
-    of = (*source.parameters(), *source.buffers())
-    own = (*copied.parameters(), *copied.buffers())
+    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # a device copies many of one type at once
+    of, own = ((*module.parameters(), *module.buffers()) for module in (source, copied))
+    for pair in zip(own, of, strict=True):
+        by_type.setdefault(pair[0].dtype, []).append(pair)
     try:
-        for t, value in zip(own, of, strict=True):
-            t.data = torch.empty_like(value)
-        torch._foreach_copy_([t.data for t in own], [value.detach() for value in of])
+        for pairs in by_type.values():
+            values = [torch.empty_like(value) for _, value in pairs]
+            with torch.no_grad():
+                torch._foreach_copy_(values, [value for _, value in pairs])
+            for (t, _), value in zip(pairs, values, strict=True):
+                t.data = value
         yield
     finally:
-        for t in own:
-            t.data = t.data.new_empty(0)
+        for pairs in by_type.values():
+            nothing = pairs[0][0].data.new_empty(0)
+            for t, _ in pairs:
+                t.data = nothing
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -5,8 +5,9 @@ the weights, so a density d takes about sqrt(d) of the channels.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from caveat.engine.narrowing import Axis, Channels, Kept, places, slices
 from caveat.network import Params
 
 __all__ = [
-    "candidates", "channel_scores", "exchange_counts", "growth_scores", "kept_density", "start_kept", "swap",
+    "candidates", "channel_scores", "exchange_counts", "growth_scores", "kept_density", "start_kept", "swap", "unflat",
 ]  # fmt: skip
 
 Counts = dict[int, int]  # channels of each space
@@ -75,23 +76,23 @@ def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_
     new = dict(kept)
     add_scores = dict(zip(add_scores, _on_host([*add_scores.values()]), strict=True))
     for space, n in drop.items():
-        own, width = kept[space], channels.widths[space]
+        own, width = kept[space].numpy(), channels.widths[space]
         if not 0 <= n <= min(len(own), width - len(own)):
             raise ValueError(
                 f"drop[{space}]={n}, but space {space} has {len(own)} channels to remove and {width - len(own)} to add"
             )
-        absent = torch.ones(width, dtype=torch.bool).index_fill(0, own.cpu(), False).nonzero()[:, 0]
-        keep, add = keep_scores[space].cpu(), add_scores[space]
+        absent = np.delete(np.arange(width), own)
+        keep, add = keep_scores[space].cpu().numpy(), add_scores[space].numpy()
         if keep.shape != own.shape or add.shape != (width,):
             raise ValueError(
                 f"space {space} takes {len(own)} keep scores and {width} add scores, "
                 f"got {list(keep.shape)} and {list(add.shape)}"
             )
-        if keep.isnan().any() or add[absent].isnan().any():
+        if np.isnan(keep).any() or np.isnan(add[absent]).any():
             raise ValueError(f"scores of space {space} are not numbers: the loss or the weights are not finite")
-        stay = own.cpu()[keep.argsort(stable=True)[n:]]
-        come = absent[add[absent].argsort(descending=True, stable=True)[:n]]
-        new[space] = torch.cat([stay, come]).sort().values
+        stay = own[keep.argsort(stable=True)[n:]]
+        come = absent[(-add[absent]).argsort(stable=True)[:n]]
+        new[space] = torch.from_numpy(np.sort(np.concatenate([stay, come])))
     return new
 
 
@@ -134,16 +135,17 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     # All tensors as one, since on a GPU most operations take longer to launch than to do.
     shapes = {name: channels.extents[name].shape for name in params if name in channels.extents}
     flat = torch.cat([fresh[name].flatten() for name in shapes])
-    parts = zip(shapes.items(), flat.split([math.prod(shape) for shape in shapes.values()]), strict=True)
-    wide = {name: part.view(shape) for (name, shape), part in parts}
-    index, factors = slices(channels, kept), {}  # factors: of the columns of weights that read channels
-    for name, value in wide.items():
+    wide = dict(zip(shapes, unflat(flat, shapes.values()), strict=True))
+    index = slices(channels, kept)
+    factors, like = [], {}  # of the columns of weights that read channels, and the shapes that they act in
+    for name, shape in shapes.items():
         if _inputs(name, channels) and (inputs := index[name][1]) is not None:
-            n = value.shape[1]
-            factors[name] = torch.zeros(n, dtype=flat.dtype).index_fill_(0, inputs, (n / len(inputs)) ** 0.5)
-    moved = torch.cat([*factors.values(), torch.zeros(0)]).to(flat, non_blocking=True)
-    for name, own in zip(factors, moved.split([len(own) for own in factors.values()]), strict=True):
-        wide[name].mul_(own.view(-1, *[1] * (wide[name].ndim - 2)))
+            factors.append(np.zeros(shape[1]))
+            factors[-1][inputs.numpy()] = (shape[1] / len(inputs)) ** 0.5
+            like[name] = (shape[1], *[1] * (len(shape) - 2))
+    if factors:
+        moved = torch.from_numpy(np.concatenate(factors)).to(flat.dtype).to(flat.device, non_blocking=True)
+        torch._foreach_mul_([wide[name] for name in like], unflat(moved, like.values()))
     flat[places(index, shapes, flat.device)] = torch.cat([params[name].flatten() for name in shapes])
     # .data counts the writes to itself alone: a pass writes into buffers, and keeps weights for its way back.
     return params | {name: value.data.to(params[name].dtype) for name, value in wide.items()}
@@ -166,16 +168,22 @@ def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], T
     names = [name for name in channels.weights if _inputs(name, channels)]
     weights = {name: params[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
-        value = loss({name: p.detach() for name, p in params.items()} | weights)
-        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    squares = next(iter(params.values())).new_zeros(sum(channels.widths))
-    found = dict(enumerate(squares.split(channels.widths)))
-    for name, gradient in zip(names, gradients, strict=True):
-        if gradient is not None:
-            sums, axis = _sums(gradient.square(), 1), _inputs(name, channels)
-            for space, part, _ in _by_channel(sums, axis, dict(enumerate(channels.widths))):
-                found[space] += part
-    return dict(enumerate(squares.sqrt().split(channels.widths)))
+        gradients = torch.autograd.grad(loss(params | weights), [*weights.values()], allow_unused=True)
+    known = {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+    total = next(iter(params.values())).new_zeros(sum(channels.widths))
+    found = dict(enumerate(total.split(channels.widths)))
+    squares = torch._foreach_mul([*known.values()], [*known.values()]) if known else ()
+    for name, own in zip(known, squares, strict=True):
+        for space, part, _ in _by_channel(_sums(own, 1), _inputs(name, channels), dict(enumerate(channels.widths))):
+            found[space] += part
+    return dict(enumerate(total.sqrt().split(channels.widths)))
+
+
+def unflat(flat: Tensor, shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
+    """The tensors of these shapes that lie one after the other in a flat one; to view one of one axis takes no step."""
+    shapes = [*shapes]
+    parts = flat.split([math.prod(shape) for shape in shapes])
+    return [part if len(shape) == 1 else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _inputs(name: str, channels: Channels) -> Axis:
@@ -191,7 +199,7 @@ def _sums(values: Tensor, dimension: int) -> Tensor:
 def _by_channel(sums: Tensor, axis: Axis, counts: Counts) -> Iterator[tuple[int, Tensor, int]]:
     """For each space along an axis: its `counts` channels' sums, of those of entries, and the entries of a channel."""
     entries = [(s.width if s.space is None else counts[s.space]) * s.block for s in axis]
-    for segment, part in zip(axis, sums.split(entries), strict=True):
+    for segment, part in zip(axis, sums.split(entries) if len(axis) > 1 else (sums,), strict=True):
         if segment.space is not None:
             block = segment.block
             yield segment.space, part if block == 1 else part.view(-1, block).sum(1), block

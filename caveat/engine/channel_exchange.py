@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs
-from caveat.engine.channel_choice import candidates, channel_scores, exchange_counts, growth_scores, swap
+from caveat.engine.channel_choice import candidates, channel_scores, exchange_counts, growth_scores, swap, unflat
 from caveat.engine.densities import replacement_rate
 from caveat.engine.distributed import Ranks
 from caveat.engine.narrowing import Channels, Index, Kept, narrow, places, scatter, shrink, slices
@@ -42,13 +42,13 @@ class ChannelExchange:
     ranks: Ranks = field(default_factory=Ranks)
     replaced: int = 0  # channels so far
     updates: int = 0
-    _wide: Params | None = None  # values to go on with, where an update is under way
-    _new: Kept = field(default_factory=dict)
+    _seen: "_Seen | None" = None  # where an update is under way
 
     def __post_init__(self) -> None:
         module, wide = self.substitute.network.module, self.network.module
-        self._points, self._buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self._own = dict(wide.named_parameters()) | dict(wide.named_buffers())
+        self._points = {name: p for name, p in module.named_parameters() if name in self._own}
+        self._buffers = dict(module.named_buffers())
         self._fresh(0)  # what has no initial values to draw says so now
 
     def due(self, step: int) -> bool:
@@ -58,11 +58,14 @@ class ChannelExchange:
 
     @property
     def chosen(self) -> bool:
-        """Whether it is chosen what goes after this step."""
-        return self._wide is not None
+        """Whether there is a choice to make after this step."""
+        return self._seen is not None
 
     def look(self, step: int, mean: Tensor, x: Inputs, loss: Callable[[Tensor], Tensor]) -> None:
-        """In a step after which it is time: choose what goes and what comes; `loss` is one of outputs."""
+        """In a step after which it is time: find out what a choice takes; `loss` is one of outputs.
+
+        The choice is made after the step, which a device takes up meanwhile: nothing is waited for here.
+        """
         share = replacement_rate((step + 1) / self.steps, self.initial, self.stop)
         drop = exchange_counts(self.channels, self.kept, share)
         if not any(drop.values()):
@@ -70,15 +73,19 @@ class ChannelExchange:
         wide = candidates(self._thin(mean.detach()), self.channels, self.kept, self._fresh(step))
         gains = growth_scores(self.channels, wide, lambda params: loss(self.network(params, x, train=True)))
         self.ranks.add([*gains.values()])
-        scores = self.substitute.layout.whole(self.keep_scores())
-        keep = channel_scores(self.channels, self.kept, scores)
-        self._wide, self._new = wide, swap(self.channels, self.kept, drop, keep, gains)
+        self._seen = _Seen(wide, drop, gains, self.keep_scores())
+
+    def _choice(self) -> Kept:
+        """What there is after the exchange."""
+        assert self._seen is not None
+        keep = channel_scores(self.channels, self.kept, self.substitute.layout.whole(self._seen.scores))
+        return swap(self.channels, self.kept, self._seen.drop, keep, self._seen.gains)
 
     def _thin(self, mean: Tensor) -> Params:
         """All values of the narrow network; buffers that have no channels are copied, as a pass writes into them."""
-        wider, layout = self.channels.extents, self.substitute.layout
-        thin = {name: p.detach() for name, p in self._points.items()} | layout.whole(mean)
-        return thin | {name: b if name in wider else b.clone() for name, b in self._buffers.items()}
+        buffers = {name: b if name in self.channels.extents else b.clone() for name, b in self._buffers.items()}
+        points = {name: p.detach() for name, p in self._points.items()}
+        return points | self.substitute.layout.whole(mean) | buffers
 
     def _fresh(self, step: int) -> Params:
         """Initial values of the wide network."""
@@ -87,16 +94,16 @@ class ChannelExchange:
 
     @torch.no_grad()
     def finish(self, mean: Tensor, scales: dict[str, tuple[Tensor, Tensor]], moments: Moments) -> None:
-        """After a step: exchange what was chosen.
+        """After a step: choose what goes and what comes, and exchange it.
 
         `mean` is flat and changed in place, as are the `scales`, which come with a value a layer for new weights.
         """
-        assert self._wide is not None
-        layout, wide, wider = self.substitute.layout, self._wide, self.channels.extents
+        assert self._seen is not None
+        layout, wide, wider, new = self.substitute.layout, self._seen.wide, self.channels.extents, self._choice()
         points = {name: p for name, p in self._points.items() if name in wider}
         buffers = {name: b for name, b in self._buffers.items() if name in wider}
         names = [*map(weight_name, layout.counts), *points, *buffers]
-        before, now = self._places({name: tuple(wide[name].shape) for name in names}, mean.device)
+        before, now = self._places({name: tuple(wide[name].shape) for name in names}, new, mean.device)
         # What stays has moved since the look; of the wide values, which are older, only those that come are taken.
         come = torch.cat([wide[name].flatten() for name in names])[now]
         _carry([mean, *points.values(), *buffers.values()], before, come)
@@ -108,16 +115,26 @@ class ChannelExchange:
             _carry([flat], before, torch.cat(parts).to(flat))
             for moment in moments(flat):
                 _carry([moment], before, 0.0)
-        self.replaced += sum(len({*self._new[s].tolist()} - {*own.tolist()}) for s, own in self.kept.items())
+        self.replaced += sum(self._seen.drop.values())
         self.updates += 1
-        self.kept, self._wide, self._new = self._new, None, {}
+        self.kept, self._seen = new, None
 
-    def _places(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of all that is exchanged, flat, where each value of the new choice was before (-1: nowhere) and is wide."""
-        old, new = (places(slices(self.channels, k), shapes, device) for k in (self.kept, self._new))
+    def _places(self, shapes: dict[str, tuple[int, ...]], kept: Kept, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of all that is exchanged, flat, where each value of a new choice was before (-1: nowhere) and is wide."""
+        old, new = (places(slices(self.channels, k), shapes, device) for k in (self.kept, kept))
         known = torch.full((sum(map(math.prod, shapes.values())),), -1, dtype=torch.int32, device=device)
         known[old] = torch.arange(len(old), dtype=torch.int32, device=device)
         return known[new].long(), new
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was found out in a step, for the exchange after it."""
+
+    wide: Params  # values to go on with
+    drop: dict[int, int]  # how many channels of each space go
+    gains: dict[int, Tensor]  # of each channel of a space, on the device
+    scores: Tensor  # of all weights, flat; high for those to keep
 
 
 def _carry(tensors: list[Tensor], before: Tensor, fresh: Tensor | float) -> None:
@@ -127,8 +144,8 @@ def _carry(tensors: list[Tensor], before: Tensor, fresh: Tensor | float) -> None
     """
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     own = before[: len(flat)]
-    now = torch.where(own < 0, fresh, flat[own.clamp(min=0)]).split([tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(tensors, [part.view(tensor.shape) for part, tensor in zip(now, tensors, strict=True)])
+    now = torch.where(own < 0, fresh, flat[own.clamp(min=0)])
+    torch._foreach_copy_(tensors, unflat(now, [tensor.shape for tensor in tensors]))
 
 
 def narrow_network(network: Network, channels: Channels, kept: Kept) -> Network:

@@ -11,6 +11,7 @@ import copy
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,9 +83,11 @@ def rows(axis: Axis, kept: Kept) -> Tensor:
     found, start = [], 0
     for segment in axis:
         own = torch.arange(segment.width) if segment.space is None else kept[segment.space].cpu()
-        found.append(start + (own[:, None] * segment.block + torch.arange(segment.block)).flatten())
+        if segment.block > 1:
+            own = (own[:, None] * segment.block + torch.arange(segment.block)).flatten()
+        found.append(own + start if start else own)
         start += segment.width * segment.block
-    return torch.cat(found)
+    return torch.cat(found) if len(found) > 1 else found[0]
 
 
 def slices(channels: Channels, kept: Kept, device: torch.device | str = "cpu") -> dict[str, Index]:
@@ -111,28 +114,29 @@ def gather(values: Tensor, index: Index) -> Tensor:
 def places(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
     """Of wide tensors of these names and shapes, flat and one after the other, the entries that are there, [size].
 
-    The many small steps are taken on the CPU, where `index` is: a GPU takes longer to begin one than to do it.
+    An entry is where its row (along the first axis) begins, and then where it is inside a row. Rows are few and gone
+    through in numpy; all entries are found at once on the device, which takes longer to begin a step than to do it.
     """
-    pieces: list[Tensor] = []  # of each tensor, entries along its first axis, and from there on where it has others
-    starts, start = [], 0
+    shared = {id(own): own for axes in index.values() for own in axes if own is not None}
+    arrays = {key: own.numpy() for key, own in shared.items()}
+    begins, insides, start = [], [], 0
     for name, shape in shapes.items():
-        first, *rest = (*index.get(name, ()), None)
-        outer, inner = torch.arange(shape[0]) if first is None else first, math.prod(shape[1:])
-        pieces.append(outer * inner if inner > 1 else outer)
-        starts.append(start)
-        if len(shape) > 1:
-            pieces.append(gather(torch.arange(inner).view(shape[1:]), tuple(rest)).flatten())
-            starts.append(0)
-        start += inner * shape[0]
-    lengths = [len(piece) for piece in pieces]
-    offsets = torch.tensor(starts).repeat_interleave(torch.tensor(lengths))
-    moved = iter((torch.cat(pieces) + offsets).to(device, non_blocking=True).split(lengths))
-    return torch.cat(
-        [
-            next(moved) if len(shape) == 1 else (next(moved)[:, None] + next(moved)).flatten()
-            for shape in shapes.values()
-        ]
-    )
+        first, *rest = (*(arrays.get(id(own)) for own in index.get(name, ())), None)
+        row = math.prod(shape[1:])
+        inside = np.arange(row).reshape(shape[1:])
+        for axis, own in enumerate(rest):
+            inside = inside if own is None else inside.take(own, axis)
+        begins.append(start + row * (np.arange(shape[0]) if first is None else first))
+        insides.append(inside.ravel())
+        start += row * shape[0]
+    rows_of_each, widths = np.array([*map(len, begins)]), np.array([*map(len, insides)])
+    length = widths.repeat(rows_of_each)  # of each row
+    shift = (widths.cumsum() - widths).repeat(rows_of_each) - (length.cumsum() - length)  # from an entry to its inside
+    table = torch.from_numpy(np.concatenate([*begins, length, shift, *insides])).to(device, non_blocking=True)
+    n, size = len(length), int(length.sum())
+    starts, lengths, shifts, within = table.split([n, n, n, len(table) - 3 * n])
+    row_of = torch.arange(n, device=device).repeat_interleave(lengths, output_size=size)
+    return starts[row_of] + within[shifts[row_of] + torch.arange(size, device=device)]
 
 
 def scatter(values: Tensor, index: Index, into: Tensor) -> Tensor:

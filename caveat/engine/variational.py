@@ -107,9 +107,10 @@ class Variational:
         self.new_std: float | None = None  # of added weights; None takes the mean of their layer's
         self.at_the_mean = False  # whether gradients of weights that are not there are taken without noise
         self.step, self.begun = 0, False
+        self._nothing = mean.new_empty(0)
         # On a GPU as a CUDA graph: a narrow network's kernels are done sooner than they can be launched one by one.
         mode = "reduce-overhead" if run.device.type == "cuda" else None
-        self._fast_pass = torch.compile(self._plain_pass, mode=mode) if training.compile else self._plain_pass
+        self._fast_pass = torch.compile(self._forgetful_pass, mode=mode) if training.compile else self._plain_pass
         module = substitute.network.module
         own = dict(module.named_parameters())
         weights = {"active.mean": self.mean} | {n: own[n].requires_grad_() for n in substitute.network.names}
@@ -217,6 +218,13 @@ class Variational:
     def _plain_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
         self.substitute.use(mean, variance)
         return self.substitute.network.training_pass(x)
+
+    def _forgetful_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
+        """To be compiled: what layers keep would be returned as well, and the way back begin with zeros for each."""
+        outputs = self._plain_pass(x, mean, variance)
+        for layer in self.substitute.layers.values():
+            layer.values, layer.variance = self._nothing, None
+        return outputs
 
     def _look_at_the_mean(self, x: Inputs, y: Tensor, part: BatchPart) -> None:
         """A pass without noise, for its gradients alone; the step itself then looks at nothing."""

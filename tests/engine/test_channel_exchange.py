@@ -87,7 +87,8 @@ def test_added_channels_do_nothing_until_they_are_trained() -> None:
     of, mean, log_std = exchange()
     before = of.kept
     looked(of, mean)
-    gone = {s: own[~torch.isin(own, of._new[s])] for s, own in before.items()}
+    new = of._choice()
+    gone = {s: own[~torch.isin(own, new[s])] for s, own in before.items()}
     assert sum(len(own) for own in gone.values()) >= 2
     expected = wide_without(of, mean, before, gone)
     of.finish(mean, {"log_std": (log_std, torch.zeros(3, dtype=torch.float64))}, lambda tensor: [])
@@ -146,8 +147,8 @@ def test_norms_and_biases_keep_theirs_too() -> None:
     was = {name: t.detach().clone() for name, t in tensors.items()}
     kept_moments = {name: m.clone() for name, p in points.items() if (m := momentum.get(id(p))) is not None}
     looked(of, mean)
-    assert of._wide is not None
-    come = narrow_params(of._wide, of.channels, of._new)
+    assert of._seen is not None
+    come = narrow_params(of._seen.wide, of.channels, of._choice())
     with torch.no_grad():
         for name, tensor in tensors.items():
             was[name] += 1  # as a step between the two would
@@ -183,9 +184,10 @@ def test_the_channels_of_largest_gain_come_and_those_of_lowest_score_go() -> Non
     gains = growth_scores(of.channels, wide, loss)
     keep = channel_scores(of.channels, of.kept, of.substitute.layout.whole(mean.abs()))
     looked(of, mean)
+    new = of._choice()
     for space, own in of.kept.items():
-        came = of._new[space][~torch.isin(of._new[space], own)]
-        went = ~torch.isin(own, of._new[space])
+        came = new[space][~torch.isin(new[space], own)]
+        went = ~torch.isin(own, new[space])
         absent = torch.tensor([c for c in range(of.channels.widths[space]) if c not in own and c not in came])
         if len(came):
             assert gains[space][came].min() >= gains[space][absent].max()

@@ -372,3 +372,17 @@ def test_two_ranks_have_the_same_places_as_one(tmp_path: Path) -> None:
 def test_the_divergence_warms_up_over_a_share_of_training_or_is_there_from_the_first_step() -> None:
     assert [warm_up(2.0, 0.5)(progress) for progress in (0.0, 0.25, 0.5, 1.0)] == [0.0, 1.0, 2.0, 2.0]
     assert warm_up(2.0, 0.0)(0.0) == 2.0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's tracer calls what torch warns of
+def test_a_compiled_pass_returns_outputs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What layers keep of it would be outputs too, and zeros be made for the gradients of each at every step."""
+    compiled, found = torch.compile, []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        found.append(len(graph.graph.output_node().args[0]))  # type: ignore[arg-type]
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compiled(function, backend=backend))
+    caveat.fit(task(), ssvi(structure="channel", training=short(epochs=2, compile=True)), progress=False)
+    assert found == [1]
