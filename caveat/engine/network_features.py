@@ -7,6 +7,7 @@ Parameters lie one after the other in the order of `names`; the outputs of a row
 block is run once, for products both ways; n rows take no more memory than a block of them.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,12 @@ class NetworkFeatures:
         chosen = list(torch.arange(self.rows).split(self.block_rows)) if order is None else list(order)
         for index, (x, y) in zip(chosen, self.data.batches(chosen, self.device), strict=True):
             yield NetworkBlock(self, index.to(self.device), x, y)
+
+    def of(self, rows: Tensor) -> "NetworkFeatures":
+        """Of some of the rows."""
+        own = copy.copy(self)
+        own.data, own.rows = self.data.part(rows.to(self.data.indices.device)), len(rows)
+        return own
 
     def program(self, x: Inputs) -> Program:
         """The network's steps for inputs of this shape."""

@@ -14,11 +14,16 @@ derivative by A of the minimum is |theta|^2 / 2 alone, so that a fixed point of 
 evidence, exactly. Noise that is an output makes the likelihood no concave function, and with more weights than rows its
 maximum is an exact fit without noise: there the likelihood is expanded to second order about f(w, x), with B for its
 curvature, and the mean is that of least squares again.
+
+A trained classifier is sure of most rows, and those have next to no information: half of it may be in a fiftieth of
+them. Rows that hold a negligible share between them can be left out of the curvature, which makes the posterior wider
+by about twice that share. The mean counts all rows: one that is surely wrong has no information, but a slope.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,15 +31,17 @@ from torch import Tensor
 from caveat.engine.features import Block, Features, Scaled
 from caveat.engine.linear_model import LinearModel, System, inner, regression_system
 from caveat.engine.mackay import Solve, together
+from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.solvers import Prepared, Solution
 from caveat.likelihoods import Gaussian, HeteroscedasticGaussian, Hyper, Likelihood
 from caveat.likelihoods.protocol import DiagonalFisher
 
-__all__ = ["LikelihoodNoise", "NetworkModel", "newton"]
+__all__ = ["LEAST_SQUARES", "LikelihoodNoise", "NetworkModel", "newton"]
 
 STEPS = 5  # of Newton's method for an update of the precision, at most: the next goes on from there
 RESTING = 1e-2  # a step this short, next to the mean, is the last
 INEXACT = 3e-2  # the relative residual of a step: what is left of the error by the last
+LEAST_SQUARES = (Gaussian, HeteroscedasticGaussian)  # likelihoods whose mean is one linear system
 PIECE = 8192  # rows whose likelihood is looked at together
 
 
@@ -54,6 +61,22 @@ class LikelihoodNoise:
     def information(self) -> Tensor:
         """B of all rows where it is diagonal, [n, m]."""
         return torch.cat([self._factor(h, y).square() for h, y in self._pieces(self.outputs)])
+
+    def of(self, rows: Tensor) -> "LikelihoodNoise":
+        """Of some of the rows."""
+        return LikelihoodNoise(self.likelihood, self.hyper, self.outputs[rows], self.targets[rows])
+
+    def informative(self, negligible: float) -> Tensor | None:
+        """The rows without those that hold a share of all information between them; None where these are few."""
+        every = self._pieces(self.outputs)
+        traces = torch.cat([self._factor(h, y).flatten(1).double().square().sum(1) for h, y in every])
+        least = traces.argsort()
+        dropped = least[: int((traces[least].cumsum(0) <= negligible * traces.sum()).sum())]
+        if not 0.05 * len(traces) <= len(dropped) < len(traces):
+            return None
+        kept = torch.ones_like(traces, dtype=torch.bool)
+        kept[dropped] = False
+        return kept.nonzero().squeeze(1)
 
     def at(self, outputs: Tensor) -> "LikelihoodNoise":
         """The same at other outputs, [n, m]."""
@@ -95,16 +118,31 @@ class LikelihoodNoise:
 class NetworkModel:
     """A network's linear model, in coordinates theta / scale."""
 
-    features: Features  # J, as it is
+    features: NetworkFeatures  # J, as it is
     noise: LikelihoodNoise
     weights: Tensor  # w, [d]
     scale: Tensor | None = None  # of each weight, [d]; zero leaves it out
+    negligible: float = 0.0  # the share of the information that rows left out of the curvature may hold
 
-    @property
+    @cached_property
     def model(self) -> LinearModel:
-        """The linear model in those coordinates; its prior is to be given."""
-        features = self.features if self.scale is None else Scaled(self.features, self.scale)
-        return LinearModel(features, self.noise, torch.ones(1, dtype=features.dtype, device=features.device))
+        """The linear model in those coordinates, with the curvature at w; its prior is to be given."""
+        features, noise = self.counted(self.noise)
+        one = torch.ones(1, dtype=features.dtype, device=features.device)
+        return LinearModel(self._inside(features), noise, one)
+
+    def counted(self, noise: LikelihoodNoise) -> tuple[NetworkFeatures, LikelihoodNoise]:
+        """The rows whose curvature counts. Least squares has its mean from the same sums, and there all rows do."""
+        rows = None if isinstance(noise.likelihood, LEAST_SQUARES) else noise.informative(self.negligible)
+        return (self.features, noise) if rows is None else (self.features.of(rows), noise.of(rows))
+
+    def with_curvature(self, model: LinearModel, noise: LikelihoodNoise) -> LinearModel:
+        """The model with the curvature at other outputs."""
+        features, noise = self.counted(noise)
+        return replace(model, features=self._inside(features), noise=noise)
+
+    def _inside(self, features: Features) -> Features:
+        return features if self.scale is None else Scaled(features, self.scale)
 
     def inside(self, weights: Tensor) -> Tensor:
         """Coordinates of weights, zero for those that are left out."""
@@ -120,15 +158,15 @@ class NetworkModel:
 
     def pulled(self, values: Tensor) -> Tensor:
         """J^T values for values of all rows [n, m], in the coordinates, [d]."""
-        model, total = self.model, torch.zeros_like(self.weights)
-        for block in model.features.blocks():
+        total = torch.zeros_like(self.weights)
+        for block in self._inside(self.features).blocks():
             total += block.backward(values[block.index].unsqueeze(0))[0]
         return total
 
     def solving(self) -> tuple[Solve, Callable[[Tensor], float] | None]:
         """How samples and mean are found; and, for noise that is learned, how far predictions are from the targets."""
         likelihood, noise = self.noise.likelihood, self.noise
-        if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
+        if not isinstance(likelihood, LEAST_SQUARES):
             return self._newton, None
         # For Gaussian noise the slope is B (y - f), whatever the targets' units.
         slope, information = noise.slope(noise.outputs.flatten(1)), noise.information()
@@ -167,7 +205,7 @@ def newton(
     now, vectors = value(h, theta), 1.0
     for _ in range(steps):
         gradient = precision * theta - network.pulled(noise.slope(h))
-        own = replace(model, noise=noise.at(h))
+        own = network.with_curvature(model, noise.at(h))
         nothing = torch.zeros_like(theta).unsqueeze(0)
         solution = prepared.solve(own, System.of(own, -gradient.unsqueeze(0)), nothing, INEXACT)
         step = solution.z[0]

@@ -28,6 +28,7 @@ from caveat.rows import Batch, Rows
 from caveat.task import Task
 
 __all__ = [
+    "NEGLIGIBLE",
     "Sampler",
     "copies_of_the_weights",
     "flat",
@@ -36,6 +37,9 @@ __all__ = [
     "marginal_variances",
     "normalisations",
 ]
+
+
+NEGLIGIBLE = 1e-3  # the share of the information that rows may hold and be left out: variances grow by about .2%
 
 
 @dataclass
@@ -143,7 +147,7 @@ def marginal_variances(
 ) -> Tensor:
     """The variance of every weight under a prior of precisions [d], all others counted, [d]; by samples."""
     mean = float(prior.double().log().mean().exp())
-    model, flops = linearise(task, network, params, hyper, g_prior=False, prior=prior / mean)
+    model, flops = linearise(task, network, params, hyper, g_prior=False, prior=prior / mean, negligible=NEGLIGIBLE)
     sampler = Sampler.of(model, ConjugateGradients(), run, flops)
     under = Hyperparameters(torch.full((1,), mean, dtype=torch.float64, device=network.device))
     total = torch.zeros(len(prior), dtype=torch.float64)
@@ -161,6 +165,7 @@ def linearise(
     *,
     g_prior: bool,
     prior: Tensor | None = None,
+    negligible: float = 0.0,
     block_rows: int | None = None,
     bfloat16: bool = False,
 ) -> tuple[NetworkModel, float]:
@@ -173,6 +178,7 @@ def linearise(
         hyper: of the likelihood, there.
         g_prior: measure each weight in units of its curvature.
         prior: precisions [d] to measure weights by instead; None measures all alike.
+        negligible: the share of the information that rows left out of the curvature may hold.
         block_rows: rows in a block of a pass.
         bfloat16: products in bfloat16.
     """
@@ -182,16 +188,16 @@ def linearise(
         raise ValueError(f"the network's outputs hold NaN or infinity, first in row {row}: look at its weights")
     features = NetworkFeatures(network, params, task.train, block_rows=block_rows, bfloat16=bfloat16)
     noise, weights = LikelihoodNoise(network.likelihood, hyper, outputs, targets), flat(network, params)
-    scale = None if prior is None else prior.rsqrt()
+    linear = NetworkModel(features, noise, weights, None if prior is None else prior.rsqrt(), negligible)
     if g_prior:
-        diagonal = features.curvature_diagonal(noise)
+        counted, information = linear.counted(noise)
+        diagonal = counted.curvature_diagonal(information)
         if not diagonal.isfinite().all():
-            NetworkModel(features, noise, weights).model.check_finite()
-        scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
+            linear.model.check_finite()
+        linear = replace(linear, scale=torch.where(diagonal > 0, diagonal.rsqrt(), 0.0))
     x, _ = next(task.train.batches([torch.arange(1)], network.device))
     # There and back, twice a forward pass each.
-    flops = 4 * forward_flops(network, params, x) * task.n
-    return NetworkModel(features, noise, weights, scale), flops
+    return linear, 4 * forward_flops(network, params, x) * linear.model.features.rows
 
 
 class inputs_as_rows(Rows):  # noqa: N801 - used as a function

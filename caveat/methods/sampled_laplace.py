@@ -9,7 +9,7 @@ updates with a few samples, at the mean of the linear model; predictions stay ce
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ from caveat.engine.laplace import Arithmetic, flat_prior
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning
 from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sampled import Sampler, copies_of_the_weights, inputs_as_rows, linearise, normalisations
+from caveat.engine.sampled import NEGLIGIBLE, Sampler, copies_of_the_weights, inputs_as_rows, linearise, normalisations
 from caveat.engine.solvers import ConjugateGradients
 from caveat.engine.stochastic import StochasticDescent
-from caveat.knobs import Count, Positive, check_knobs
+from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Gaussian, Hyper, Likelihood
 from caveat.network import Layer, Network, Params
 from caveat.storage import State
@@ -49,6 +49,9 @@ class SampledLaplace:
     # By linearised draws, weight draws, or from their variance (exact for Gaussian noise, probit for classes); auto is
     # closed for Gaussian noise of one level and samples otherwise.
     prediction: Literal["auto", "samples", "weights", "closed"] = "auto"
+    # Rows of a classifier (or of counts) that hold this share of the information between them are left out of the
+    # curvature: variances grow by about twice the share.
+    negligible: Annotated[float, Range(0, 1, open_high=True)] = NEGLIGIBLE
     tuning: Tuning = field(default_factory=Tuning)  # of the updates of the precision
     solver: ConjugateGradients | StochasticDescent = field(default_factory=ConjugateGradients)  # of the linear systems
     arithmetic: Arithmetic = "full"  # of the products; bfloat16: passes in bfloat16, sums in float32
@@ -103,6 +106,7 @@ class SampledLaplace:
             hyper,
             g_prior=scaled,
             prior=shape,
+            negligible=self.negligible,
             block_rows=self.block_rows,
             bfloat16=self.arithmetic == "bfloat16",
         )
@@ -122,7 +126,7 @@ class SampledLaplace:
             hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(found.noise).log().to(hyper["log_noise"])
         said = [*([] if tuned is None else tuned.warnings), *(text for note in notes for text in note["warnings"])]
         run.warnings.extend(text for text in dict.fromkeys(said) if text not in run.warnings)
-        report = _report(found, tuned, notes, names) | {"g_prior": scaled}
+        report = _report(found, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
         return {"params": params, "hyper": hyper, "samples": samples}, run.info(
