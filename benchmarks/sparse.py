@@ -259,7 +259,7 @@ class Watch:
         self.ended[self.step] = self.clock()
         # A process keeps what it freed, so on a CPU only the steps before the first exchange say what plain ones take.
         telling = (self.step < self.job.interval) == (self.job.device == "cpu")
-        if place >= self.job.interval - 2 and telling:
+        if place >= self.job.interval - 2 and telling and self.step < self.job.steps - 1:  # the last exchanges nothing
             name = "update_peak_bytes" if place == self.job.interval - 1 else "peak_bytes"
             self.peaks[name] = peak_bytes(torch.device(self.job.device)) - self.start
         self.step += 1

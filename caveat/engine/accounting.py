@@ -62,7 +62,8 @@ class Account:
     """What a network costs, beside what it would with all weights."""
 
     rows: tuple[LayerCost, ...]
-    update_bytes: int = 0  # largest whole gradient of a layer: on update steps it is there beside `training_bytes`
+    # On update steps beside `training_bytes`: the largest layer's gradient; of channels, all weights and theirs.
+    update_bytes: int = 0
 
     @property
     def total(self) -> Cost:

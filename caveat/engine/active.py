@@ -123,7 +123,9 @@ def narrow_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interv
     update = sum(row.cost.inference_flops for row in many.rows)
     rows = [replace(row, cost=now.cost, active=now.weights) for row, now in zip(many.rows, few.rows, strict=True)]
     rows.append(LayerCost("exchange of channels", 0, 0, Cost(training_flops=3 * update / interval), Cost()))
-    return replace(few, rows=tuple(rows))
+    # An exchange has the wide weights and their gradients for a moment.
+    update_bytes = 2 * sum(row.weights for row in many.rows) * narrow.dtype.itemsize
+    return replace(few, rows=tuple(rows), update_bytes=update_bytes)
 
 
 def layout_of(state: State, network: Network) -> Layout:

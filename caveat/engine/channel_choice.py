@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caveat.engine.distributed import Ranks
 from caveat.engine.narrowing import Axis, Channels, Kept, places, slices
 from caveat.network import Params
 
@@ -82,7 +83,7 @@ def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_
                 f"drop[{space}]={n}, but space {space} has {len(own)} channels to remove and {width - len(own)} to add"
             )
         absent = np.delete(np.arange(width), own)
-        keep, add = keep_scores[space].cpu().numpy(), add_scores[space].numpy()
+        keep, add = keep_scores[space].cpu().double().numpy(), add_scores[space].numpy()
         if keep.shape != own.shape or add.shape != (width,):
             raise ValueError(
                 f"space {space} takes {len(own)} keep scores and {width} add scores, "
@@ -151,7 +152,9 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     return params | {name: value.data.to(params[name].dtype) for name, value in wide.items()}
 
 
-def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], Tensor]) -> Scores:
+def growth_scores(
+    channels: Channels, params: Params, loss: Callable[[Params], Tensor], ranks: Ranks | None = None
+) -> Scores:
     """For each channel of each space, the norm of the loss's gradient in its outgoing weights, [width].
 
     One pass forward and back through the wide network at the values of `candidates`. An absent channel's incoming
@@ -164,15 +167,19 @@ def growth_scores(channels: Channels, params: Params, loss: Callable[[Params], T
         params: wide values, as `candidates` makes them
         loss: of wide values; `network(params, x, train=True)` inside it normalises absent channels by the batch and
             forgets the statistics
+        ranks: over which the gradients are added up
     """
     names = [name for name in channels.weights if _inputs(name, channels)]
     weights = {name: params[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
         gradients = torch.autograd.grad(loss(params | weights), [*weights.values()], allow_unused=True)
     known = {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+    squares = [*known.values()]
+    (ranks or Ranks()).add(squares)
     total = next(iter(params.values())).new_zeros(sum(channels.widths))
     found = dict(enumerate(total.split(channels.widths)))
-    squares = torch._foreach_mul([*known.values()], [*known.values()]) if known else ()
+    if squares:
+        torch._foreach_mul_(squares, squares)
     for name, own in zip(known, squares, strict=True):
         for space, part, _ in _by_channel(_sums(own, 1), _inputs(name, channels), dict(enumerate(channels.widths))):
             found[space] += part
@@ -206,8 +213,8 @@ def _by_channel(sums: Tensor, axis: Axis, counts: Counts) -> Iterator[tuple[int,
 
 
 def _on_host(parts: list[Tensor]) -> tuple[Tensor, ...]:
-    """On the CPU, for which a device is waited for once."""
-    return torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
+    """On the CPU, for which a device is waited for once; numpy knows no bfloat16."""
+    return torch.cat(parts).cpu().double().split([len(part) for part in parts]) if parts else ()
 
 
 def _weights(channels: Channels, counts: Counts) -> int:

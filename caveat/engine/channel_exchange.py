@@ -71,8 +71,7 @@ class ChannelExchange:
         if not any(drop.values()):
             return
         wide = candidates(self._thin(mean.detach()), self.channels, self.kept, self._fresh(step))
-        gains = growth_scores(self.channels, wide, lambda params: loss(self.network(params, x, train=True)))
-        self.ranks.add([*gains.values()])
+        gains = growth_scores(self.channels, wide, lambda p: loss(self.network(p, x, train=True)), self.ranks)
         self._seen = _Seen(wide, drop, gains, self.keep_scores())
 
     def _choice(self) -> Kept:

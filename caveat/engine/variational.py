@@ -133,6 +133,7 @@ class Variational:
     def train(self, training_flops: float | None = None) -> Trained:
         """To the end."""
         task, substitute = self.task, self.substitute
+        self._check_ranks()
         history = optimise(
             task,
             task.network,
@@ -153,6 +154,15 @@ class Variational:
             warn_if_nothing_was_learned(task, substitute.network, {}, hyper, self.run)
         std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), std, substitute.rest(), hyper, history)
+
+    def _check_ranks(self) -> None:
+        batch = self.training.batch_size or self.task.train.batch_size
+        smallest, ranks = self.task.n // steps_per_epoch(self.task.n, batch), self.run.ranks.size
+        if ranks > smallest and (self.replacement is not None or self.exchange is not None):
+            raise ValueError(
+                f"{ranks} ranks share batches of {smallest} rows, and an exchange of weights takes rows on each: use a "
+                f"batch_size of at least {ranks}, or fewer ranks"
+            )
 
     def _decay(self) -> dict[str, float] | None:
         """The prior of what has no posterior, as weight decay; None where it has to be in the loss."""

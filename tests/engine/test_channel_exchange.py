@@ -11,8 +11,10 @@ from caveat.engine.channel_choice import start_kept
 from caveat.engine.channel_exchange import ChannelExchange, narrow_network, of_slices, stored_slices, widened
 from caveat.engine.channels import find_channels
 from caveat.engine.narrowing import Kept, narrow_params, slices
+from caveat.engine.optimise import Moments, steps_per_epoch
 from caveat.engine.run import Run
 from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.variational import Variational
 from caveat.network import Network
 
 
@@ -237,8 +239,37 @@ def test_counts_and_costs_are_those_of_the_narrow_network(fitted: caveat.Posteri
     assert 0.2 < found["density"] < 0.45
     assert found["exchanges"] > 3
     assert found["account"]["ratio"]["inference_flops"] < 0.6
+    wide = sum(p.numel() for p in fitted.network.module.parameters() if p.ndim > 1)
+    assert found["account"]["update_bytes"] == 2 * 8 * wide  # weights and gradients in float64
     largest = max(t.numel() for group in ("active", "rest") for t in fitted.state[group].values())
     assert largest < sum(p.numel() for p in fitted.network.module.parameters())
+
+
+def test_as_many_weights_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, after_step = [], Variational._after_step
+
+    def spied(self: Variational, moments: Moments) -> None:
+        after_step(self, moments)
+        assert self.exchange is not None
+        kept = tuple(len(own) for own in self.exchange.kept.values())
+        counts.append((kept, len(self.mean), sum(p.numel() for p in self.substitute.network.module.parameters())))
+
+    monkeypatch.setattr(Variational, "_after_step", spied)
+    task = caveat.Task(module(), (X, Y), caveat.Categorical(), caveat.GaussianPrior(1.0))
+    method = SSVI(structure="channel", density=0.3, interval=2, training=Training(epochs=8, batch_size=6))
+    found = caveat.fit(task, method, progress=False).info.diagnostics
+    assert found["exchanges"] > 1
+    assert len(counts) == 8 * steps_per_epoch(len(X), 6)
+    assert len(set(counts)) == 1
+
+
+def test_channels_of_a_bfloat16_network_are_exchanged() -> None:
+    torch.manual_seed(0)
+    small = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).bfloat16()
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    task = caveat.Task(small, (x, torch.arange(24) % 3), caveat.Categorical(), caveat.GaussianPrior(1.0))
+    method = SSVI(structure="channel", density=0.3, interval=2, training=Training(epochs=6, batch_size=6))
+    assert caveat.fit(task, method, progress=False).info.diagnostics["exchanges"] > 1
 
 
 def test_a_look_leaves_the_statistics_alone() -> None:

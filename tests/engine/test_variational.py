@@ -15,7 +15,9 @@ from torch import Tensor, nn
 import caveat
 from caveat import GaussianPrior, Training
 from caveat.engine import run as run_module
+from caveat.engine.distributed import Ranks
 from caveat.engine.optimise import BatchPart, Moments
+from caveat.engine.run import Run
 from caveat.engine.sparse_layers import Layout, sparse_layers
 from caveat.engine.variational import Variational, gaussian_kl, noise_of_batch, precisions, warm_up
 
@@ -232,6 +234,7 @@ RESUMED = {
     "across epochs": (ssvi(interval=5, addition="batches", addition_batches=4), None),
     "at the mean": (ssvi(addition="mean", training=short(optimizer="sgd")), None),
     "mean field": (caveat.MeanFieldVI(training=short()), None),
+    "channels": (ssvi(structure="channel"), None),
     "points": (caveat.RigL(density=0.3, interval=3, scope="global", training=short(optimizer="sgd")), EACH),
 }
 
@@ -341,10 +344,12 @@ def plain_task(prior: GaussianPrior | None) -> caveat.Task:
 
 def places_found() -> dict[str, list[Any]]:
     found = {}
-    for kind in ("layer", "global, precisions", "across epochs", "at the mean", "points"):
+    for kind in ("layer", "global, precisions", "across epochs", "at the mean", "points", "channels"):
         made, prior = RESUMED[kind]
-        active = caveat.fit(plain_task(prior), made, progress=False).state["active"]
-        found[kind] = [active["indices"].tolist(), active["counts"].tolist(), active["mean"].tolist()]
+        state = caveat.fit(plain_task(prior), made, progress=False).state
+        kept = [own.tolist() for own in state.get("slices", {}).values()]
+        active = state["active"]
+        found[kind] = [active["indices"].tolist() + kept, active["counts"].tolist(), active["mean"].tolist()]
     return found
 
 
@@ -367,6 +372,14 @@ def test_two_ranks_have_the_same_places_as_one(tmp_path: Path) -> None:
     for kind, (indices, counts, mean) in places_found().items():
         assert first[kind][:2] == [indices, counts], kind
         assert first[kind][2] == pytest.approx(mean, abs=1e-8), kind
+
+
+@pytest.mark.parametrize("structure", ["unstructured", "channel"])
+def test_more_ranks_than_rows_of_a_batch_are_refused_before_training(structure: str) -> None:
+    made, own = ssvi(structure=structure, training=short(batch_size=2)), task(None)
+    start: caveat.State = {"params": own.network.params(), "hyper": own.hyper}
+    with pytest.raises(ValueError, match=r"3 ranks share batches of 2 rows.*use a batch_size of at least 3"):
+        made.fit(own, start, Run(ranks=Ranks(0, 3)))
 
 
 def test_the_divergence_warms_up_over_a_share_of_training_or_is_there_from_the_first_step() -> None:
