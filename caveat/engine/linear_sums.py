@@ -37,7 +37,7 @@ class Terms:
     def times(self, slope: Tensor | None) -> Tensor:
         """The sum times a slope, [...], that all K share."""
         first = self.terms[0]
-        if first.device.type in FUSING and first.ndim == 5 and first.stride(2) == 1:  # images with channels last
+        if first.device.type in FUSING and first.ndim == 5 and first.stride(2) == 1 < len(first):  # channels last
             return _of_images(self.terms, slope)
         return _one_after_the_other(self.terms, slope)
 
@@ -68,11 +68,12 @@ def _of_images(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
     k, b, c, h, w = terms[0].shape
     parts = [term.permute(1, 3, 4, 0, 2).flatten(0, 2) for term in terms]
     own = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
-    # One kernel for any number of places. K and C are constants in it: dividing by unknown ones would take longest.
-    for part in (*parts, *([] if own is None else [own])):
-        if len(part) > 1:
-            torch._dynamo.mark_dynamic(part, 0)
-    sum_of = _fused(len(terms), own is not None, terms[0].dtype, k, c)
+    # One kernel for any number of places. C and the usual K are constants in it: dividing by unknown ones takes longer
+    # than the sum. All other K, which solvers come to as vectors are done, share one: compiling takes a second.
+    unknown = (0,) if k % 8 == 0 else (0, 1)
+    for part in parts if own is None else [*parts, own]:
+        torch._dynamo.mark_dynamic(part, [axis for axis in unknown if part.shape[axis] > 1])
+    sum_of = _fused(len(terms), own is not None, terms[0].dtype, k if k % 8 == 0 else None, c)
     return sum_of(parts, own).view(b, h, w, k, c).permute(3, 0, 4, 1, 2)
 
 
@@ -84,7 +85,7 @@ def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int, c: int) -> Callable[..., Tensor]:
+def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: int) -> Callable[..., Tensor]:
     """The sum of so many terms as one kernel."""
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
     name = f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}_{k}_{c}"

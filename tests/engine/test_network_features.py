@@ -284,6 +284,18 @@ def test_on_a_gpu_what_follows_a_convolution_is_one_kernel(monkeypatch: pytest.M
     assert all(with_slope for _, with_slope, *_ in sums)  # nothing is added on its own
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_numbers_of_vectors_that_solvers_come_to_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(linear_sums, "_fused", lambda *kind: (kinds.append(kind), linear_sums._sum)[1])
+    slope = torch.randn(2, 4, 4, 3).permute(0, 3, 1, 2)
+    for k in (8, 7, 3, 16, 1):
+        first, second, shift = (torch.randn(*shape, k, 3) for shape in ((2, 4, 4), (2, 4, 4), (1, 1, 1)))
+        terms = [term.permute(3, 0, 4, 1, 2) for term in (first, second, shift)]
+        torch.testing.assert_close(linear_sums.Terms(*terms).times(slope), sum(terms) * slope)
+    assert [kind[3:] for kind in kinds] == [(8, 3), (None, 3), (None, 3), (16, 3)]
+
+
 def test_without_a_compiler_for_gpus_it_is_said_and_done_without() -> None:
     tried: list[int] = []
 
