@@ -77,6 +77,9 @@ def main() -> None:
     parser.add_argument("--tuning-samples", type=int, default=2, help="for the updates of the precision")
     parser.add_argument("--rank", type=int, default=128, help="of the sketch: more products once, fewer in every solve")
     parser.add_argument("--tolerance", type=float, default=1e-2)
+    parser.add_argument(
+        "--negligible", type=float, default=1e-2, help="share of the information that rows may hold and be left out"
+    )
     parser.add_argument("--block-rows", type=int)
     parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
@@ -100,6 +103,7 @@ def main() -> None:
         at_once=given.at_once,
         precision=given.precision or "evidence",
         g_prior=not given.isotropic,
+        negligible=given.negligible,
         tuning=Tuning(samples=given.tuning_samples, tolerance=2e-2),
         solver=ConjugateGradients(rank=given.rank, at_once=given.at_once, tolerance=given.tolerance, refresh=10),
         arithmetic=given.arithmetic,
@@ -118,7 +122,9 @@ def main() -> None:
         "peak GB": info.peak_bytes / 1e9,
         "stored GB": info.stored_bytes / 1e9,
     }
-    found |= {key: info.diagnostics[key] for key in ("prior_precision", "effective_dimension", "residual", "passes")}
+    found |= {
+        key: info.diagnostics[key] for key in ("prior_precision", "effective_dimension", "residual", "passes", "rows")
+    }
     found["steps of the updates"] = float(len(info.diagnostics["history"]))
     lines = [(given.data, name, quantity, value) for quantity, value in found.items()]
     lines.append((given.data, "map", "seconds", start.info.seconds))
