@@ -162,6 +162,7 @@ class Posterior:
             write_json(place / "posterior.json", content)
         return Path(folder)
 
+    @torch.inference_mode(False)  # tensors made in it could not be differentiated later
     def to(self, device: torch.device | str) -> "Posterior":
         """This posterior on a device; samples that are read a few at a time stay where they are."""
         state = {
@@ -171,6 +172,7 @@ class Posterior:
         return dataclasses.replace(self, state=state, network=self.network.to(device))
 
 
+@torch.inference_mode(False)
 def load(
     folder: str | Path, model: nn.Module, *, device: torch.device | str | None = None, classes: Iterable[type] = ()
 ) -> Posterior:

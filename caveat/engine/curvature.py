@@ -86,17 +86,19 @@ class Sweep:
         jacobian = self.jacobian(index)
         n, rank = jacobian.size, self.rank()
         gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
+        # Of a last layer's rows not only gradients are held, but [D, D] too, which may be more than [n].
+        columns = rank if jacobian.order is None else max(rank, -(-(jacobian.plan.outputs**2) // n))
 
         def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
             phi = here.features()
             if phi is not None:
-                r = torch.stack(list(self.cotangents(here, y, rng)), 1)  # [B, rank, D]
+                r = torch.stack(list(self.cotangents(here, y, rng)), 1).to(gram.total.dtype)  # [B, rank, D]
                 gram.add_outer(r.mT @ r, phi)
                 return
             for v in self.cotangents(here, y, rng):
                 gram.add(here.columns(v))
 
-        self._sweep("curvature", jacobian, {"ggn": gram.total}, add, rank, jacobian.rows_at_once(rank), gram.flush)
+        self._sweep("curvature", jacobian, {"ggn": gram.total}, add, rank, jacobian.rows_at_once(columns), gram.flush)
         return Full(gram.symmetric())
 
     def stacked(self, index: Tensor | None) -> Rows:
@@ -250,28 +252,30 @@ class Sweep:
         part = self.run.child(label)
         ranks = self.run.ranks
         mine = ranks.part(torch.arange(len(self.rows)))
-        order = list(torch.split(mine, evenly(len(mine), size))) if len(mine) else []
         totals = totals | {"log_likelihood": self._zeros(dtype=torch.float64)}
         done = 0
         resumed = part.resume() if ranks.size == 1 else None
         if resumed is not None:
-            done = resumed[1]["batches"]
+            done = resumed[1]["rows"]
             for name, value in resumed[0]["totals"].items():
                 totals[name].copy_(value)
         flops = 0.0
+        left = mine[done:]  # how many rows a pass takes may be another number than before
+        order = list(torch.split(left, evenly(len(mine), size))) if len(left) else []
         with part.bar(len(mine), "row") as bar:
-            bar.update(sum(map(len, order[:done])))
-            for number, (x, y) in enumerate(self.rows.on(self.run.device).batches(order[done:], self.run.device)):
+            bar.update(done)
+            for piece, (x, y) in zip(order, self.rows.on(self.run.device).batches(order, self.run.device), strict=True):
                 if not flops:
                     flops = self._forward_flops(x)
-                rng = torch.Generator().manual_seed(part.seed + int(order[done + number][0]))
+                rng = torch.Generator().manual_seed(part.seed + int(piece[0]))
                 here = jacobian.at(x)
                 totals["log_likelihood"] += self.network.likelihood.log_prob(here.outputs, y, self.hyper).sum()
                 add(here, y, rng)
+                done += len(y)
                 bar.update(len(y))
                 if ranks.size == 1 and part.checkpoint_due():
                     flush()
-                    part.checkpoint({"totals": totals}, {"batches": done + number + 1})
+                    part.checkpoint({"totals": totals}, {"rows": done})
         flush()
         ranks.add(totals.values())
         self.log_likelihood = float(totals["log_likelihood"])
@@ -358,7 +362,7 @@ class _Gram:
 
     def add_outer(self, fisher: Tensor, phi: Tensor) -> None:
         """H += sum_n fisher_n x phi_n phi_n^T, Kronecker products of [D, D] and [I, I]: F^T F of a last layer."""
-        fisher, phi = fisher.to(self.total.dtype), phi.to(self.total.dtype)
+        phi = phi.to(self.total.dtype)
         (n, d, _), width = fisher.shape, phi.shape[1]
         total = self.total.view(d, width, d, width)
         step = max(1, working_numbers(phi) // (n * d * width))

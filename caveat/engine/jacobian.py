@@ -17,6 +17,7 @@ gradient is phi (`here.features()`), and products with J are products with phi, 
 """
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from caveat.engine.layers import Axis, Chosen, Product, Tape, Use, working_numbe
 from caveat.engine.winograd import Winograd
 from caveat.network import Network, Params
 
-__all__ = ["Here", "Jacobian", "evenly", "full_precision", "one_hot", "plain_attention"]
+__all__ = ["Here", "Jacobian", "evenly", "full_precision", "one_hot", "plain_attention", "refuse_inference_mode"]
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,37 @@ class _Plan:
     last: tuple[str, ...] = ()  # weight and bias, where all that is watched is the linear layer that makes the outputs
 
 
+def refuse_inference_mode() -> None:
+    """Where gradients are needed."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("gradients are needed, and torch.inference_mode() makes none: use torch.no_grad() instead")
+
+
+_PRECISION = threading.RLock()  # held while the settings are changed: they are the process's, not a thread's
+
+
 @contextlib.contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """For derivatives that are compared: float32 without the ten bits that a GPU's convolutions round to by default.
 
     Rounding alone would be harmless; but it turns some of the relus over, and the derivatives then differ by far more.
+    Afterwards convolutions, recurrent layers and matrix products each hold the setting that they had: one that followed
+    `torch.backends.fp32_precision` does so no longer. On another device than a GPU nothing is touched.
     """
+    if device.type != "cuda":
+        yield
+        return
     backends: Any = torch.backends  # its parts are not typed
     settings = backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
+    with _PRECISION:
+        before = [setting.fp32_precision for setting in settings]
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            for setting, value in zip(settings, before, strict=True):
+                setting.fp32_precision = value
 
 
 class Jacobian:
@@ -81,8 +97,7 @@ class Jacobian:
     def __init__(
         self, network: Network, params: Params, x: Inputs, index: Tensor | None = None, *, bfloat16: bool = False
     ) -> None:
-        if torch.is_inference_mode_enabled():
-            raise ValueError("gradients are needed, and torch.inference_mode() makes none: use torch.no_grad() instead")
+        refuse_inference_mode()
         params = {name: _fast_layout(value) for name, value in params.items()}
         self.network, self.params, self.bfloat16 = network, params, bfloat16
         self.sizes = {name: params[name].numel() for name in network.names}
@@ -100,7 +115,8 @@ class Jacobian:
         key = ("jacobian", *self.pieces)
         if key not in network.found:
             self.params = _nearby(params, network.names)
-            network.found[key] = self._planned(_few_rows(x))
+            with full_precision(network.device):
+                network.found[key] = self._planned(_few_rows(x))
             self.params = params
         self.plan: _Plan = network.found[key]
         self.order = self._order()
@@ -109,8 +125,8 @@ class Jacobian:
 
     def _order(self) -> Tensor | None:
         """Where the weights of each output are among the chosen ones, [D, I], bias last; see `Here.features`."""
-        if not self.plan.last or self.size < sum(self.sizes.values()):
-            return None
+        if set(self.plan.last) != set(self.sizes) or self.size < sum(self.sizes.values()):
+            return None  # no such layer, or weights that are not of it: never used, but chosen
         outputs, device = len(self.params[self.plan.last[0]]), self.network.device
         places = (self.pieces[name][0] for name in self.plan.last)
         return torch.cat([torch.arange(p.start, p.stop, device=device).reshape(outputs, -1) for p in places], 1)
@@ -178,7 +194,6 @@ class Jacobian:
             [one({n: c[i] for n, c in copies.items()}, *(t[i] for t in batched)) for i in range(count_rows(x))]
         )
 
-    @full_precision()
     def _planned(self, x: Inputs) -> _Plan:
         """Try the rules, then copies, each against autograd's gradient of the second row alone."""
         rows = count_rows(x)

@@ -32,7 +32,7 @@ from caveat.rows import Rows as DataRows
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Arithmetic", "LaplaceMethod", "Prediction", "Structure", "flat_prior"]
+__all__ = ["Arithmetic", "LaplaceMethod", "Prediction", "Structure", "flat_prior", "with_gradients"]
 
 Prediction = Literal["auto", "samples", "weights", "closed", "bridge"]
 Arithmetic = Literal["full", "bfloat16"]
@@ -229,7 +229,7 @@ class LaplaceMethod(ABC):
     @torch.inference_mode(False)
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
         """Outputs of n functions: the same draws for all inputs, so that they are joint over classes and inputs."""
-        x = map_tensors(_with_gradients, x)
+        x = map_tensors(with_gradients, x)
         if self.prediction == "weights":
             return push_draws(self, state, network, x, n, rng)
         if self.prediction == "bridge":
@@ -278,7 +278,7 @@ class LaplaceMethod(ABC):
     @torch.inference_mode(False)
     def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
         """f(x, w*) and J P^-1 J^T."""
-        x = map_tensors(_with_gradients, x)
+        x = map_tensors(with_gradients, x)
         own, index, gaussian = _restored(state, network)
         if not count_rows(x):
             with torch.no_grad():
@@ -365,7 +365,7 @@ def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Te
     return (drawn.log() - drawn.sum(-1, keepdim=True).log()).to(mean.device, dtype)
 
 
-def _with_gradients(tensor: Tensor) -> Tensor:
+def with_gradients(tensor: Tensor) -> Tensor:
     """The tensor, or a copy of one that was made in inference mode, through which nothing is differentiated."""
     return tensor.clone() if tensor.is_inference() else tensor
 

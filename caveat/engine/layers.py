@@ -347,7 +347,7 @@ class Tape(TorchFunctionMode):
         self.unknown: set[str] = set()
         self.last: set[str] = set()  # parameters that the last function to take any took
         self.watched_output: Tensor | None = None  # of the last function with a point
-        self.widest = 0  # numbers in the largest result of any function that has the rows for an axis
+        self.widest = 0  # numbers in the largest result of any function that has the rows, or rows x positions
         self.found_axes: dict[str, list[Axis]] = {}  # of every use of a parameter, in the order of the calls
 
     def name(self, tensor: Any) -> str | None:
@@ -359,9 +359,13 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """Let the function run; note what it does with watched parameters."""
         result = self._called(func, args, kwargs or {})
-        of_rows = (tensor.numel() for tensor in _flat(result) if self.rows in tensor.shape[:2])
+        of_rows = (tensor.numel() for tensor in _flat(result) if self._has_rows(tensor))
         self.widest = max(self.widest, *of_rows, 0)
         return result
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        folded = tensor.ndim > 0 and self.rows > 0 and len(tensor) % self.rows == 0
+        return folded or self.rows in tensor.shape[:2]
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         owned = {name for tensor in _flat((args, kwargs)) if (name := self.name(tensor)) is not None}
@@ -458,7 +462,7 @@ def _flat(value: Any) -> Iterator[Tensor]:
 
 
 def _linear(tape: Tape, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if tape.name(input) is not None or weight.ndim != 2:
+    if tape.name(input) is not None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return None
     return tape.linear(input, weight, bias, 0, len(weight))
 

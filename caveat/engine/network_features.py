@@ -17,7 +17,7 @@ from torch import Tensor
 from caveat.batches import Inputs, slices, tensors
 from caveat.engine.cost import free_bytes
 from caveat.engine.features import Noise, times
-from caveat.engine.jacobian import Jacobian, full_precision
+from caveat.engine.jacobian import Jacobian, full_precision, refuse_inference_mode
 from caveat.engine.linear_program import Program
 from caveat.network import Network, Params
 from caveat.rows import Rows
@@ -51,6 +51,7 @@ class NetworkFeatures:
         block_rows: int | None = None,
         bfloat16: bool = False,
     ) -> None:
+        refuse_inference_mode()
         self.network, self.params, self.bfloat16 = network, params, bfloat16
         self.names = network.names if names is None else tuple(names)
         unknown = [name for name in self.names if name not in params]
@@ -65,7 +66,8 @@ class NetworkFeatures:
         self.output_shape = program.output_shape  # of a row
         self.outputs = self.output_shape.numel()
         if not program.checked:
-            self._check(program, x)
+            with full_precision(self.device):
+                self._check(program, x)
             program.checked = True
         each = max(program.largest // len(first), 1)  # numbers of one row in the largest tangent
         # About a dozen such tangents, of four bytes a number, are there at a time.
@@ -122,7 +124,6 @@ class NetworkFeatures:
                 total += torch.cat([squares[name].flatten() for name in self.names])
         return total.to(self.dtype)
 
-    @full_precision()
     def _check(self, program: Program, x: Inputs) -> None:
         """Compare with autograd, for each row alone: custom derivatives, or rows that depend on each other, show."""
         saved, outputs = program.run(x)

@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs, count_rows, move
+from caveat.batches import Inputs, count_rows, map_tensors, move
 from caveat.engine.curvature import places
 from caveat.engine.draws import no_update, pick, push_draws
-from caveat.engine.laplace import Arithmetic, flat_prior
+from caveat.engine.laplace import Arithmetic, flat_prior, with_gradients
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning
 from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.run import Info, Run, StartsFrom
@@ -186,16 +186,20 @@ class SampledLaplace:
             }
             yield params | moved
 
+    @torch.inference_mode(False)
     def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
         """Outputs of n functions f + J z: the same samples for all inputs, so that they are joint."""
+        x = map_tensors(with_gradients, x)
         if self.prediction == "weights":
             return push_draws(self, state, network, x, n, rng)
         chosen = pick(sum(map(len, state["samples"].values())), n, rng)
         mean, shifts = self._shifts(state, network, x, chosen)
         return mean + shifts, state["hyper"]
 
+    @torch.inference_mode(False)
     def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
         """f(x) and the samples' covariance J z z^T J^T, averaged; its mean of zero is known."""
+        x = map_tensors(with_gradients, x)
         count = sum(map(len, state["samples"].values()))
         mean, shifts = self._shifts(state, network, x, list(range(count)))
         if joint:

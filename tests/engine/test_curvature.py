@@ -48,6 +48,17 @@ class Recurrent(nn.Module):
         return self.twice(self.twice(self.rnn(x)[0][:, -1]).tanh())
 
 
+class Unused(nn.Module):
+    """All that acts is a last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never, self.out = nn.Linear(3, 2), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x)
+
+
 def half_frozen() -> nn.Module:
     module = mlp(3, 4, 4, 2)
     module[0].requires_grad_(False)
@@ -85,6 +96,7 @@ CASES: dict[str, tuple[nn.Module, Tensor, Tensor, Any]] = {
     ),
     "recurrent": (Recurrent(), SERIES, labels(2, N), Categorical()),
     "frozen": (half_frozen(), ROWS, labels(2, N), Categorical()),
+    "never used": (Unused(), ROWS, labels(3, N), Categorical()),
 }
 
 
@@ -361,7 +373,30 @@ def test_a_last_layer_may_be_summed_either_way(monkeypatch: pytest.MonkeyPatch) 
     assert_close(found.full(None).ggn, wanted)
 
 
+def test_a_last_layer_of_many_classes_takes_fewer_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the Fisher information of the classes of each, which is more than one gradient of few features."""
+    classes = 50
+    network = Network(nn.Linear(2, classes).double(), Categorical())
+    found = Sweep(network, network.params(), {}, Rows((normal(N, 2), labels(classes, N))), Run(), "mc")
+    asked = []
+    monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: asked.append(columns) or 3)
+    found.full(None)
+    assert len(asked) == 1
+    assert asked[0] * network.n_parameters >= classes**2
+
+
 # Pieces and precision
+
+
+def test_a_last_layer_in_single_precision_is_summed_in_double() -> None:
+    """Logits may all be shifted: rounding of single precision makes some of those eigenvalues negative."""
+    torch.manual_seed(0)
+    network = Network(nn.Linear(20, 10), Categorical())
+    x = normal(200, 20).relu().float()
+    values = torch.linalg.eigvalsh(
+        Sweep(network, network.params(), {}, Rows((x, labels(10, 200))), Run()).full(None).ggn
+    )
+    assert float(values[0]) > -1e-13 * float(values[-1])
 
 
 @pytest.mark.parametrize(("rows", "block", "batch"), [(1, 1, 1), (5, 3, 2), (9, 7, 3), (10**6, 4, 100)])
@@ -422,6 +457,17 @@ PASSES: dict[str, Callable[[Sweep], Any]] = {
 }
 
 
+def kill_at_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = Run.checkpoint
+
+    def killed(self: Run, carry: Any, note: Any) -> None:
+        keep(self, carry, note)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    monkeypatch.setattr(Run, "checkpoint", killed)
+
+
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("fisher", ["exact", "mc"])
 def test_a_killed_pass_goes_on_to_the_identical_sum(
@@ -433,13 +479,7 @@ def test_a_killed_pass_goes_on_to_the_identical_sum(
     monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
     kept = sweep("categorical", fisher=fisher, run=Run(0, folder=tmp_path / "whole", identity=identity))
     whole = PASSES[name](kept)
-    keep = Run.checkpoint
-
-    def killed(self: Run, carry: Any, note: Any) -> None:
-        keep(self, carry, note)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Run, "checkpoint", killed)
+    kill_at_checkpoints(monkeypatch)
     attempts, found = 0, None
     while found is None:
         attempts += 1
@@ -452,3 +492,21 @@ def test_a_killed_pass_goes_on_to_the_identical_sum(
     assert attempts == 1 + math.ceil(N / 3) * (3 if name == "low_rank" else 1), "no batch was summed twice"
     assert torch.equal(found, whole)
     assert_close(found, plain, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["full", "diagonal", "kronecker"])
+def test_a_killed_pass_goes_on_in_pieces_of_another_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Which is that of the memory which is free."""
+    plain = PASSES[name](sweep("categorical"))
+    kill_at_checkpoints(monkeypatch)
+
+    def go_on(size: int) -> Tensor:
+        monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: size)
+        return PASSES[name](sweep("categorical", run=Run(0, folder=tmp_path / "killed")))
+
+    for size in (3, 2, N):  # ends with the last row
+        with pytest.raises(KeyboardInterrupt):
+            go_on(size)
+    assert_close(go_on(1), plain, 1e-12)

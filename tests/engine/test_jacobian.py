@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,10 @@ def mixed(self: Any, x: Tensor, tokens: Tensor, scale: float, mode: str, shift: 
     return scale * self.linear(x) @ self.matrix + self.embed(tokens).sum(1) + shift
 
 
+def bias_first(self: Any, x: Tensor) -> Tensor:
+    return nn.functional.linear(x.tanh(), self.weight, self.bias)
+
+
 def bare(self: Any, x: Tensor) -> Tensor:
     return (self.row * x + self.table * torch.tanh(x + self.shift)) * self.gain
 
@@ -177,6 +182,8 @@ GENERAL: dict[str, tuple[nn.Module, Inputs, tuple[str, ...]]] = {
     "tuple": (MIXED, tuple(OPTIONS.values()), ("matrix",)),
     "time by rows": (Custom(frames, **TWO), KEY, ("a.",)),
     "three positions, unseen": (UNSEEN, normal(12), ("a.",)),
+    "bias with an axis for rows": (Custom(bias_first, bias=(1, 2), weight=(2, 4)), normal(4), ("weight", "bias")),
+    "one bias for all outputs": (Custom(bias_first, bias=(1,), weight=(2, 4)), normal(4), ("weight", "bias")),
     "not of the rows": (Custom(lambda s, x: s.a(x) * s.b(torch.ones(3).double()), **TWO), normal(4), ("b.",)),
 }
 CASES: dict[str, Any] = {k: (*v, ()) for k, v in KNOWN.items()} | {f"general {k}": v for k, v in GENERAL.items()}
@@ -311,10 +318,6 @@ def last(run: Callable[..., Tensor] = lambda s, h: s.out(h)) -> nn.Module:
     return Custom(lambda s, x: run(s, s.body(x).tanh()), body=nn.Linear(4, 5), out=nn.Linear(5, 3))
 
 
-def bias_first(self: Any, x: Tensor) -> Tensor:
-    return nn.functional.linear(x.tanh(), self.weight, self.bias)
-
-
 LAST: dict[str, tuple[nn.Module, str, bool]] = {  # the parameters, and whether J is made of features
     "weight and bias": (last(), "out.*", True),
     "bias first": (Custom(bias_first, bias=(3,), weight=(3, 4)), "*", True),
@@ -327,6 +330,8 @@ LAST: dict[str, tuple[nn.Module, str, bool]] = {  # the parameters, and whether 
     "another shape": (last(lambda s, h: s.out(h).unflatten(1, (1, 3))), "out.*", False),
     "positions": (last(lambda s, h: s.out(h.unsqueeze(1))), "out.*", False),
     "twice": (Custom(lambda s, x: s.out(s.out(x).tanh()), out=nn.Linear(4, 4)), "*", False),
+    "beside a layer that is never used": (Custom(lambda s, x: s.a(x), **TWO), "*", False),
+    "with a weight that is never used": (Custom(bias_first, bias=(3,), weight=(3, 4), scale=()), "*", False),
 }
 
 
@@ -354,6 +359,13 @@ def test_a_pass_through_wide_layers_takes_fewer_rows() -> None:
     assert Jacobian(wide, wide.params(), x).rows_at_once() == 64  # 16 MiB in the wide layer
     large = network(Custom(lambda s, x: x @ s.a.t()[:, :2] + s.b, a=(2**16, 4), b=(2,)), "b", dtype=torch.float32)
     assert Jacobian(large, large.params(), x).rows_at_once() == 1024  # weights are there once, not for each row
+    over_time = Custom(
+        lambda s, x: s.b(s.a(x.flatten(0, 1))).unflatten(0, (len(x), -1)).sum(1),
+        a=nn.Linear(4, 2**14),
+        b=nn.Linear(2**14, 2),
+    )
+    folded = network(over_time, "b.bias", dtype=torch.float32)
+    assert Jacobian(folded, folded.params(), normal(4, 4).float()).rows_at_once() == 64  # rows x time, as wide together
 
 
 @pytest.mark.parametrize("case", ["cnn_lstm", "sequence first", "linear on positions"])
@@ -475,18 +487,49 @@ def test_nothing_else_changes(case: str, fastpath: bool) -> None:
     assert not any(p.requires_grad for p in (*params.values(), *net.module.parameters()))
 
 
-def test_full_precision_puts_back_what_was_set_even_after_an_error() -> None:
+def precisions() -> list[str]:
     settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
-    before = [setting.fp32_precision for setting in settings]
-    found = []
+    return [setting.fp32_precision for setting in settings]
 
-    @full_precision()
+
+def test_full_precision_puts_back_what_was_set_even_after_an_error() -> None:
+    before, found = precisions(), []
+
     def failing() -> None:
-        found.extend(setting.fp32_precision for setting in settings)
-        raise KeyError
+        with full_precision(torch.device("cuda")):
+            found.extend(precisions())
+            raise KeyError
 
     with pytest.raises(KeyError):
         failing()
     assert found == ["ieee"] * 3
-    assert [setting.fp32_precision for setting in settings] == before
+    assert precisions() == before
     assert torch.get_float32_matmul_precision() == "highest"  # torch's older name for it can still be asked for
+
+
+def test_full_precision_is_for_one_thread_at_a_time() -> None:
+    """Or the second would put back what the first has set."""
+    before, entered = precisions(), threading.Event()
+
+    def other() -> None:
+        with full_precision(torch.device("cuda")):
+            entered.set()
+
+    thread = threading.Thread(target=other)
+    with full_precision(torch.device("cuda")):
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join()
+    assert entered.is_set()
+    assert precisions() == before
+
+
+def test_settings_of_a_gpu_are_left_alone_on_a_cpu() -> None:
+    """A module may ask for them by their older names, which torch refuses once the newer ones were set apart."""
+
+    def run(self: Any, x: Tensor) -> Tensor:
+        with torch.backends.cudnn.flags(enabled=False):
+            return self.a(x)
+
+    net, x = network(Custom(run, a=nn.Linear(4, 3))), normal(4)
+    assert_right(Jacobian(net, net.params(), x), x, reference(net, x))

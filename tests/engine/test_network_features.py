@@ -97,6 +97,14 @@ class Views(nn.Module):
         return self.head(self.second(shifted).view(len(x), -1).repeat(1, 2))
 
 
+class OwnSettings(nn.Linear):
+    """Asks for settings of a GPU by their older names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.backends.cudnn.flags(enabled=False):
+            return super().forward(x)
+
+
 class PartlyFrozen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -177,6 +185,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "normalised over places": lambda: (NormalisedOverThePlaces(2), torch.randn(N, 3, 4)),
     "views": lambda: (Views(), torch.randn(N, 2, 4, 4)),
     "called by name": lambda: (CalledByName(), torch.randn(N, 2, 5, 5)),
+    "settings of its own": lambda: (OwnSettings(4, 3), torch.randn(N, 4)),
 }
 
 

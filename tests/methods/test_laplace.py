@@ -594,7 +594,10 @@ def test_the_temperature_of_the_start_is_left_out_and_said() -> None:
     assert any("temperature was left out" in warning for warning in posterior.info.warnings)
 
 
-@pytest.mark.parametrize("method", [Laplace(structure="full"), Laplace(), caveat.LastLayerLaplace()])
+METHODS = [Laplace(structure="full"), Laplace(), caveat.LastLayerLaplace(), caveat.SampledLaplace(samples=4)]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_predictions_are_the_same_in_inference_mode(method: Any) -> None:
     task, start = trained("Categorical")
     posterior = caveat.fit(task, method, start=start, progress=False)
@@ -609,3 +612,18 @@ def test_predictions_are_the_same_in_inference_mode(method: Any) -> None:
     assert torch.equal(found[1], found[0])
     assert torch.equal(variances, posterior.moments(x)[1])
     assert bool((variances.diagonal(dim1=1, dim2=2) > 0).all())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_inference_mode_loads_can_be_used_there_and_outside(method: Any, tmp_path: Path) -> None:
+    task, start = trained("Categorical")
+    posterior = caveat.fit(task, method, start=start, progress=False)
+    posterior.save(tmp_path / "posterior")
+    x = normal(4, 3, seed=5)
+    with torch.inference_mode():
+        module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        loaded = caveat.load(tmp_path / "posterior", module)
+        found, elsewhere = loaded.predict(x).probs, loaded.to("meta")
+    assert torch.equal(found, posterior.predict(x).probs)
+    assert torch.equal(loaded.moments(x)[1], posterior.moments(x)[1])
+    assert not any(value.is_inference() for value in elsewhere.state["params"].values())

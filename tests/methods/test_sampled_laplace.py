@@ -701,6 +701,28 @@ def test_no_rows_and_inputs_with_gradients() -> None:
     torch.testing.assert_close(found, expected)
 
 
+class Scaled(nn.Linear):
+    """Takes a number beside the rows."""
+
+    def forward(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        return super().forward(scale * x) * scale
+
+
+def test_inputs_without_rows_may_be_made_in_inference_mode() -> None:
+    x, y = rows("Gaussian", 5)
+    torch.manual_seed(0)
+    task = caveat.Task(Scaled(x.shape[1], y.shape[1]).double(), (x, y), caveat.Gaussian())
+    start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=2)), progress=False)
+    posterior = caveat.fit(task, SampledLaplace(samples=4, precision=1.0), start=start, progress=False)
+    with torch.inference_mode():
+        two = torch.tensor(2.0, dtype=torch.float64)
+        found = posterior.predict((x, two), draws=4).mean
+        moments = posterior.moments((x[:1], two))  # of a shape that was not seen before
+    two = torch.tensor(2.0, dtype=torch.float64)
+    assert torch.equal(found, posterior.predict((x, two), draws=4).mean)
+    assert all(torch.equal(*both) for both in zip(moments, posterior.moments((x[:1], two)), strict=True))
+
+
 def test_a_network_named_after_its_normalisation_is_none() -> None:
     class WithoutNorm(nn.Module):
         def __init__(self) -> None:
