@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--block-rows", type=int)
     parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
-    parser.add_argument("--arithmetic", choices=("full", "bfloat16"), default="bfloat16")
+    parser.add_argument("--arithmetic", choices=("full", "bfloat16"), default="full")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
