@@ -78,6 +78,14 @@ def test_it_is_as_small_as_the_posterior() -> None:
     assert [layer.values.numel() for layer in layers] == [115, 19]  # the first convolution keeps all weights
 
 
+def test_places_are_held_once() -> None:
+    module = caveat.deploy(caveat.fit(task(), METHODS["ssvi"], progress=False))
+    sparse = [layer for layer in module.modules() if isinstance(layer, SparseLayer) and layer.pattern is not None]
+    assert sparse
+    for layer in sparse:
+        assert layer.indices.data_ptr() == layer.pattern.indices.data_ptr()  # type: ignore[union-attr]
+
+
 def test_a_method_without_active_weights_is_refused() -> None:
     posterior = caveat.fit(task(), MAP(training=SHORT), progress=False)
     with pytest.raises(TypeError, match=r"MAP has no active weights to deploy.*posterior.sample"):

@@ -127,7 +127,8 @@ def _copy(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for layer in module.modules():
         if isinstance(layer, SparseLayer):
-            for part in (layer.pattern, layer.values, layer.variance, layer.collect, layer.noise):
+            places = layer._buffers.get("indices")  # those of the pattern, where they are part of a file
+            for part in (layer.pattern, places, layer.values, layer.variance, layer.collect, layer.noise):
                 memo[id(part)] = part
     return copy.deepcopy(module, memo)
 
