@@ -10,10 +10,8 @@ The problems and the reference of `run.py`: 4 chains of 200 draws. Three questio
     start        a chain from its first weights on, with the step size of the reference and no warm-up
 """
 
-import argparse
 import csv
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +19,9 @@ from statistics import mean
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
-import torch
 from cells import Budget, Cell, Place, chain_facts, reference_folder
 from problems import Problem, problem
-from tables import COLOURS, table
+from tables import COLOURS, measured, table
 from torch import Tensor
 
 import caveat
@@ -171,18 +168,10 @@ def draw(found: list[tuple[str, str, float, str, float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--summary", action="store_true", help="run nothing")
-    parser.add_argument("--references", type=Path, default=Path(tempfile.gettempdir()) / "caveat_hmc_references")
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("chains.csv"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if not arguments.summary:
-        arguments.references.mkdir(parents=True, exist_ok=True)
-        measure(arguments.csv, arguments.references)
-    found = read(arguments.csv)
+    path = measured(__file__, __doc__, measure)
+    found = read(path)
     summarise(found)
-    draw(found, arguments.csv.with_suffix(".png"))
+    draw(found, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ Does HMC lose more than a MAP and an ensemble when the images come from elsewher
 (Izmailov et al. 2021, of MNIST and SVHN, STL-10 and CIFAR-10)? The problem `digits` of `run.py` and its reference.
 """
 
-import argparse
 import csv
 import os
-import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
 import torch
 from problems import problem
-from tables import table
+from tables import measured, table
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from weights import fitted
@@ -59,16 +57,8 @@ def measure(path: Path, references: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--summary", action="store_true", help="run nothing")
-    parser.add_argument("--references", type=Path, default=Path(tempfile.gettempdir()) / "caveat_hmc_references")
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("domain.csv"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if not arguments.summary:
-        arguments.references.mkdir(parents=True, exist_ok=True)
-        measure(arguments.csv, arguments.references)
-    with arguments.csv.open() as file:
+    path = measured(__file__, __doc__, measure)
+    with path.open() as file:
         heads, *rows = csv.reader(file)
     table(heads, [(row[0], row[1:]) for row in rows])
 

@@ -1,10 +1,13 @@
 """Tables and figures of the README, from what the csv holds. Numbers are means over seeds, ± one standard error."""
 
-from collections.abc import Iterable, Sequence
+import argparse
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+import torch
 from cells import FACTORS, METHODS, SETTINGS, TEMPERATURES, TRAJECTORIES
 from problems import PROBLEMS, STRENGTHS
 
@@ -243,3 +246,18 @@ def draw(found: Results, folder: Path) -> None:
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes[0].legend(loc="upper right")
     figure.savefig(folder / "closeness.png", dpi=110)
+
+
+def measured(script: str, doc: str | None, measure: Callable[[Path, Path], None]) -> Path:
+    """A script's csv: `measure(csv, folder of references)` makes it now, with --summary it is the one that there is."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--summary", action="store_true", help="run nothing")
+    parser.add_argument("--references", type=Path, default=Path(tempfile.gettempdir()) / "caveat_hmc_references")
+    parser.add_argument("--csv", type=Path, default=Path(script).with_suffix(".csv"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if not arguments.summary:
+        arguments.references.mkdir(parents=True, exist_ok=True)
+        measure(arguments.csv, arguments.references)
+    found: Path = arguments.csv
+    return found

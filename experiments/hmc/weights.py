@@ -11,10 +11,8 @@ Two questions, for the references of `run.py`:
                  inputs' covariance: near 1 where the data say nothing. For HMC, MAP, and HMC under the EmpCov prior
 """
 
-import argparse
 import csv
 import os
-import tempfile
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 import torch
 from chains import reference
 from problems import PROBLEMS, Problem, empcov_prior, problem
-from tables import table
+from tables import measured, table
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -135,16 +133,8 @@ def draw(found: dict[str, tuple[dict[str, Surface], dict[str, caveat.Posterior]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--summary", action="store_true", help="run nothing")
-    parser.add_argument("--references", type=Path, default=Path(tempfile.gettempdir()) / "caveat_hmc_references")
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("weights.csv"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if not arguments.summary:
-        arguments.references.mkdir(parents=True, exist_ok=True)
-        measure(arguments.csv, arguments.references)
-    with arguments.csv.open() as file:
+    path = measured(__file__, __doc__, measure)
+    with path.open() as file:
         rows = [(r["problem"], [r["question"], r["setting"], r["quantity"], r["value"]]) for r in csv.DictReader(file)]
     table(["", "question", "setting", "quantity", "value"], rows)
 
