@@ -49,11 +49,11 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import data, models
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.cost import forward_flops, peak_bytes, reset_peak
 from caveat.engine.linear_model import Draws, LinearModel, System, inner
 from caveat.engine.mackay import Tuning
 from caveat.engine.network_features import NetworkBlock, NetworkFeatures
-from caveat.engine.solvers import ConjugateGradients
 from caveat.network import Network
 from caveat.rows import Rows
 

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.features import DenseFeatures, Features, RowNoise, Scaled
 from caveat.engine.linear_model import Draws, LinearModel, log_determinant, misfit, regression_system
 from caveat.engine.linear_model import g_prior as scaled_by_curvature
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, posterior, together
 from caveat.engine.mackay import tune as find_precisions
-from caveat.engine.solvers import ConjugateGradients, Report, Solver
+from caveat.engine.solvers import Report, Solver
 from caveat.predictive import GaussianPredictive
 
 __all__ = ["BayesianLinearModel", "LinearPosterior"]

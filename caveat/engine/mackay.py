@@ -83,11 +83,17 @@ def unfinished(report: Report) -> list[str]:
     """What to say of a solve that stopped before its end."""
     if report.converged:
         return report.warnings
+    if report.stood_still:
+        advice = (
+            "the products have too few digits for so weak a prior; use arithmetic='full' in place of 'bfloat16', "
+            "double precision, or a larger prior precision"
+        )
+    else:
+        advice = "allow more passes, or give conjugate gradients a sketch of higher rank"
     return [
         *report.warnings,
         f"the solver stopped after {report.passes:.0f} passes at a relative residual of "
-        f"{float(report.residuals.max()):.2g}: samples of an unfinished solve are too wide; allow more passes, or "
-        "give conjugate gradients a sketch of higher rank",
+        f"{float(report.residuals.max()):.2g}, and samples of an unfinished solve are too wide: {advice}",
     ]
 
 

@@ -8,7 +8,7 @@ block is run once, for products both ways; n rows take no more memory than a blo
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -110,8 +110,8 @@ class NetworkFeatures:
             del kept[next(iter(kept))]
         return program
 
-    def curvature_diagonal(self, noise: Noise) -> Tensor:
-        """The diagonal of sum_i J_i^T B_i J_i, exact, [d]."""
+    def curvature_diagonal(self, noise: Noise, counted: Callable[[int, int], None] | None = None) -> Tensor:
+        """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
         x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
         jacobian = Jacobian(self.network.restricted(self.names), self.params, x, bfloat16=self.bfloat16)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
@@ -122,6 +122,8 @@ class NetworkFeatures:
                 v = times(factor, unit.expand(1, len(factor), -1))[0]
                 squares = here.squares(v.reshape(here.outputs.shape).contiguous())
                 total += torch.cat([squares[name].flatten() for name in self.names])
+            if counted is not None:
+                counted(int(block.index[-1]) + 1, self.rows)
         return total.to(self.dtype)
 
     def _check(self, program: Program, x: Inputs) -> None:

@@ -61,13 +61,20 @@ class Nystrom:
         return solve
 
 
-def sketch(model: LinearModel, rank: int, seed: int = 0, at_once: int = 64) -> Nystrom:
-    """The sketch of a rank, from that many products with M, `at_once` in a pass."""
+def sketch(
+    model: LinearModel, rank: int, seed: int = 0, at_once: int = 64, counted: Callable[[int, int], None] | None = None
+) -> Nystrom:
+    """The sketch of a rank, from that many products with M, `at_once` in a pass; `counted` hears of them."""
     features = model.features
     rank = min(rank, features.size, features.rows * model.noise.width)
     places = torch.arange(features.size, device=features.device)
     omega = torch.linalg.qr(standard_normals(seed, "sketch", range(rank), places, features.dtype).T)[0]
-    product = torch.cat([model.curvature(part.contiguous()) for part in omega.T.split(at_once)]).T
+    products: list[Tensor] = []
+    for first in range(0, rank, at_once):
+        products.append(model.curvature(omega.T[first : first + at_once].contiguous()))
+        if counted is not None:
+            counted(min(first + at_once, rank), rank)
+    product = torch.cat(products).T
     if not product.isfinite().all():
         model.check_finite()
     shift = torch.finfo(features.dtype).eps * float(product.norm()) or torch.finfo(features.dtype).tiny

@@ -9,7 +9,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -124,6 +125,17 @@ class Run:
         """A progress bar on standard error that shows itself after a second."""
         hidden = not (self.progress and self.ranks.first)
         return tqdm(total=total, unit=unit, desc=self.label, delay=1.0, disable=hidden, leave=False)
+
+    @contextmanager
+    def counting(self, unit: str) -> Iterator[Callable[[int, int], None]]:
+        """A progress bar for work that tells how far it is, of how much."""
+        with self.bar(0, unit) as bar:
+
+            def counted(done: int, of: int) -> None:
+                bar.total = of
+                bar.update(done - bar.n)
+
+            yield counted
 
     @staticmethod
     def tell(bar: tqdm, text: str) -> None:

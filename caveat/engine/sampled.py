@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, move
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.cost import forward_flops
 from caveat.engine.linear_model import Draws
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, tune, unfinished
 from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.network_model import LikelihoodNoise, NetworkModel
 from caveat.engine.run import Run
-from caveat.engine.solvers import ConjugateGradients, Prepared, Report, Solver
+from caveat.engine.solvers import Prepared, Report, Solver
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.rows import Batch, Rows
@@ -58,7 +59,8 @@ class Sampler:
         part = run.child("sketch")
         kept = part.appended("sketch")
         if kept is None:
-            prepared = solver.prepare(linear.model, run.seed)
+            with part.counting("product") as counted:
+                prepared = solver.prepare(linear.model, run.seed, counted=counted)
             part.gradient_evaluations += prepared.preparation
             if run.ranks.first:
                 part.append("sketch", {"sketch": prepared.tensors()})
@@ -147,7 +149,9 @@ def marginal_variances(
 ) -> Tensor:
     """The variance of every weight under a prior of precisions [d], all others counted, [d]; by samples."""
     mean = float(prior.double().log().mean().exp())
-    model, flops = linearise(task, network, params, hyper, g_prior=False, prior=prior / mean, negligible=NEGLIGIBLE)
+    model, flops = linearise(
+        task, network, params, hyper, run, g_prior=False, prior=prior / mean, negligible=NEGLIGIBLE
+    )
     sampler = Sampler.of(model, ConjugateGradients(), run, flops)
     under = Hyperparameters(torch.full((1,), mean, dtype=torch.float64, device=network.device))
     total = torch.zeros(len(prior), dtype=torch.float64)
@@ -162,6 +166,7 @@ def linearise(
     network: Network,
     params: Params,
     hyper: Hyper,
+    run: Run,
     *,
     g_prior: bool,
     prior: Tensor | None = None,
@@ -176,6 +181,7 @@ def linearise(
         network: restricted to the weights of the linear model, on the device of the work.
         params: the point.
         hyper: of the likelihood, there.
+        run: keeps the units of a g-prior, and shows how far they are.
         g_prior: measure each weight in units of its curvature.
         prior: precisions [d] to measure weights by instead; None measures all alike.
         negligible: the share of the information that rows left out of the curvature may hold.
@@ -190,14 +196,26 @@ def linearise(
     noise, weights = LikelihoodNoise(network.likelihood, hyper, outputs, targets), flat(network, params)
     linear = NetworkModel(features, noise, weights, None if prior is None else prior.rsqrt(), negligible)
     if g_prior:
-        counted, information = linear.counted(noise)
-        diagonal = counted.curvature_diagonal(information)
-        if not diagonal.isfinite().all():
-            linear.model.check_finite()
-        linear = replace(linear, scale=torch.where(diagonal > 0, diagonal.rsqrt(), 0.0))
+        linear = replace(linear, scale=_units(linear, run.child("scale")))
     x, _ = next(task.train.batches([torch.arange(1)], network.device))
     # There and back, twice a forward pass each.
     return linear, 4 * forward_flops(network, params, x) * linear.model.features.rows
+
+
+def _units(linear: NetworkModel, run: Run) -> Tensor:
+    """One over the root of each weight's curvature, zero where it has none; made once, or what a killed run had."""
+    kept = run.appended("scale")
+    if kept is not None:
+        return kept[0]["scale"]["scale"].to(linear.features.device)
+    features, noise = linear.counted(linear.noise)
+    with run.counting("row") as counted:
+        diagonal = features.curvature_diagonal(noise, counted)
+    if not diagonal.isfinite().all():
+        linear.model.check_finite()
+    scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
+    if run.ranks.first:
+        run.append("scale", {"scale": {"scale": scale}})
+    return scale
 
 
 class inputs_as_rows(Rows):  # noqa: N801 - used as a function

@@ -15,7 +15,7 @@ from caveat.engine.descent import Descent, Dual, Pace, Primal
 from caveat.engine.features import Scaled
 from caveat.engine.linear_model import LinearModel, System, inner
 from caveat.engine.nystrom import top_eigenvalue
-from caveat.engine.solvers import Finish, Progress, Report, Solution, relative
+from caveat.engine.solvers import Counted, Finish, Progress, Report, Solution, relative
 from caveat.knobs import Count, Positive, Share, check_knobs
 
 __all__ = ["StochasticDescent"]
@@ -37,9 +37,15 @@ class StochasticDescent:
     def __post_init__(self) -> None:
         check_knobs(self)
 
-    def prepare(self, model: LinearModel, seed: int = 0, kept: dict[str, Tensor] | None = None) -> "PreparedDescent":
+    def prepare(
+        self,
+        model: LinearModel,
+        seed: int = 0,
+        kept: dict[str, Tensor] | None = None,
+        counted: Counted | None = None,
+    ) -> "PreparedDescent":
         """Measure the curvature of some batches, which limits the step."""
-        return PreparedDescent(self, model, seed, None if kept is None else float(kept["top"]))
+        return PreparedDescent(self, model, seed, None if kept is None else float(kept["top"]), counted)
 
 
 class PreparedDescent:
@@ -47,21 +53,32 @@ class PreparedDescent:
 
     progress: Progress | None
 
-    def __init__(self, knobs: StochasticDescent, model: LinearModel, seed: int, top: float | None) -> None:
+    def __init__(
+        self,
+        knobs: StochasticDescent,
+        model: LinearModel,
+        seed: int,
+        top: float | None,
+        counted: Counted | None = None,
+    ) -> None:
         self.knobs, self.seed, self.progress = knobs, seed, None
         self._rng = torch.Generator().manual_seed(seed)
         self._some = self._order(model.features.rows)[:4]
-        self.top = self._steepest(model) if top is None else top
+        self.top = self._steepest(model, counted) if top is None else top
         self.preparation = 10 * sum(len(index) for index in self._some) / model.features.rows
 
     def tensors(self) -> dict[str, Tensor]:
         """The largest curvature."""
         return {"top": torch.tensor(self.top, dtype=torch.float64)}
 
-    def _steepest(self, model: LinearModel) -> float:
+    def _steepest(self, model: LinearModel, counted: Counted | None = None) -> float:
         """The largest curvature that a batch stands for, among some batches."""
-        rows = model.features.rows
-        return max(rows / len(index) * top_eigenvalue(model, self.seed, [index]) for index in self._some)
+        rows, found = model.features.rows, 0.0
+        for number, index in enumerate(self._some, 1):
+            found = max(found, rows / len(index) * top_eigenvalue(model, self.seed, [index]))
+            if counted is not None:
+                counted(number, len(self._some))
+        return found
 
     def _begun(self, model: LinearModel, system: System, start: Tensor | None) -> Descent:
         rows, knobs = model.features.rows, self.knobs

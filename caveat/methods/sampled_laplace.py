@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, move
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.curvature import places
 from caveat.engine.draws import no_update, pick, push_draws
 from caveat.engine.laplace import Arithmetic, flat_prior, with_gradients
@@ -22,7 +23,6 @@ from caveat.engine.mackay import Hyperparameters, Tuned, Tuning
 from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sampled import NEGLIGIBLE, Sampler, copies_of_the_weights, inputs_as_rows, linearise, normalisations
-from caveat.engine.solvers import ConjugateGradients
 from caveat.engine.stochastic import StochasticDescent
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Gaussian, Hyper, Likelihood
@@ -104,6 +104,7 @@ class SampledLaplace:
             network,
             params,
             hyper,
+            run,
             g_prior=scaled,
             prior=shape,
             negligible=self.negligible,

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import MAP, SampledLaplace, Training, data, models
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.mackay import Tuning
-from caveat.engine.solvers import ConjugateGradients
 from caveat.evaluate.calibration import top_label_ece
 
 

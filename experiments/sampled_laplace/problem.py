@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import MAP, Training, data
+from caveat.engine.conjugate_gradients import ConjugateGradients, PreparedGradients
 from caveat.engine.curvature import Sweep
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.mackay import Hyperparameters
 from caveat.engine.network_model import NetworkModel, newton
 from caveat.engine.run import Run
 from caveat.engine.sampled import inputs_as_rows, linearise
-from caveat.engine.solvers import ConjugateGradients, PreparedGradients
 
 __all__ = ["Exact", "Problem", "lenet_small"]
 
@@ -82,7 +82,9 @@ class Problem:
     def linear(self) -> NetworkModel:
         """The network's linear model."""
         network = self.task.network.to(self.device)
-        return linearise(self.task, network, self.start.state["params"], self.start.state["hyper"], g_prior=False)[0]
+        return linearise(
+            self.task, network, self.start.state["params"], self.start.state["hyper"], Run(), g_prior=False
+        )[0]
 
     @property
     def model(self) -> LinearModel:

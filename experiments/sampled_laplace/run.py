@@ -21,12 +21,13 @@ from torch import Tensor
 
 import caveat
 from caveat import SampledLaplace
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.features import times, times_transposed
 from caveat.engine.linear_model import Draws, inner
 from caveat.engine.mackay import Tuning
 from caveat.engine.run import Run
 from caveat.engine.sampled import Sampler
-from caveat.engine.solvers import ConjugateGradients, Solver
+from caveat.engine.solvers import Solver
 from caveat.engine.stochastic import StochasticDescent
 
 Found = Iterator[tuple[str, str, float]]  # setting, quantity, value

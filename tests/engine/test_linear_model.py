@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from caveat import Categorical
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.features import Block, DenseFeatures, RowNoise, Scaled, times, times_transposed
 from caveat.engine.linear_model import Draws, LinearModel, System, g_prior, log_determinant, misfit, regression_system
 from caveat.engine.normals import standard_normals
-from caveat.engine.solvers import ConjugateGradients
 
 ROWS, OUTPUTS, SIZE = 40, 3, 30
 

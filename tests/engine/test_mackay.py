@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from caveat.engine import mackay
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.features import DenseFeatures, RowNoise
 from caveat.engine.linear_model import Draws, LinearModel, misfit, regression_system
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, spread, together, tune
-from caveat.engine.solvers import ConjugateGradients, Solver
+from caveat.engine.solvers import Solver
 from caveat.engine.stochastic import StochasticDescent
 
 ROWS, SIZE, GROUPS = 200, 120, (40, 80)

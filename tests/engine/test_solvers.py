@@ -1,16 +1,20 @@
 """Every solver finds what a dense solve finds; stopping, warm starts, and what each costs in passes."""
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
-from caveat.engine.features import DenseFeatures, RowNoise
+from caveat.engine.conjugate_gradients import ConjugateGradients
+from caveat.engine.features import Block, DenseFeatures, RowNoise
 from caveat.engine.linear_model import Draws, LinearModel, System
+from caveat.engine.mackay import unfinished
 from caveat.engine.nystrom import Nystrom, sketch, top_eigenvalue
-from caveat.engine.solvers import ConjugateGradients, Finish, Solution, Solver
+from caveat.engine.solvers import Finish, Solution, Solver
 from caveat.engine.stochastic import StochasticDescent
 
 EXACT: dict[str, Solver] = {
@@ -193,6 +197,48 @@ def test_single_precision_is_near_double() -> None:
     found = [passes_to(model, ConjugateGradients(rank=20), 4)[1] for model in (single, double)]
     assert found[0].z.dtype == torch.float32
     assert error(double, found[0].z.double(), found[1].z) < 5e-3
+
+
+class Rounded(DenseFeatures):
+    """Products of few digits, as a GPU's bfloat16 gives them: those there and back are not one matrix's any more."""
+
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
+        for block in super().blocks(order):
+            yield RoundedBlock(block)
+
+
+class RoundedBlock:
+    """Vectors and products in bfloat16."""
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.index = block, block.index
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.block.forward(z.bfloat16().double()).bfloat16().double()
+
+    def backward(self, v: Tensor) -> Tensor:
+        return self.block.backward(v.bfloat16().double()).bfloat16().double()
+
+
+def test_products_too_coarse_for_the_prior_end_the_solve() -> None:
+    exactly = decaying(alpha=1e-3)
+    coarse = replace(exactly, features=Rounded(exactly.features.phi, 2000))
+    system = Draws(exactly, 4).system(exactly)
+    solver = ConjugateGradients(rank=20, tolerance=1e-4, refresh=10)
+    report = solver.prepare(coarse).solve(coarse, system).report
+    assert report.stood_still
+    assert not report.converged
+    assert report.passes < 100  # of a thousand iterations that it might take
+    assert "too few digits" in unfinished(report)[-1]
+    # What comes back is the best that was seen, near the solution at once where the start was.
+    true = exact(exactly, system)
+    again = solver.prepare(coarse).solve(coarse, system, true)
+    assert error(exactly, again.z, true) < 0.02
+    torch.testing.assert_close(again.image, coarse.curvature(again.z))
+    # Those that can be solved are, beside those that cannot.
+    fine = solver.prepare(exactly).solve(exactly, system).report
+    assert fine.converged
+    assert not fine.stood_still
 
 
 def test_the_sketch_is_near_the_curvature_and_exact_at_full_rank() -> None:

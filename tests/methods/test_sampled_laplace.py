@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_leaves
 
 import caveat
 from caveat import SampledLaplace, Training
-from caveat.engine import solvers
+from caveat.engine import conjugate_gradients
+from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.linear_model import Draws
 from caveat.engine.mackay import Tuning
 from caveat.engine.network_features import NetworkBlock
 from caveat.engine.network_model import LikelihoodNoise, NetworkModel, newton
+from caveat.engine.run import Run
 from caveat.engine.sampled import linearise, normalisations
-from caveat.engine.solvers import ConjugateGradients
 from caveat.engine.stochastic import StochasticDescent
 
 LIKELIHOODS = {
@@ -218,7 +219,7 @@ def test_draws_are_the_point_and_a_sample() -> None:
 def network_model(kind: str, g_prior: bool = False, negligible: float = 0.0) -> NetworkModel:
     task, start = trained(kind)
     point, hyper = start.state["params"], start.state["hyper"]
-    return linearise(task, task.network, point, hyper, g_prior=g_prior, negligible=negligible)[0]
+    return linearise(task, task.network, point, hyper, Run(), g_prior=g_prior, negligible=negligible)[0]
 
 
 @pytest.mark.parametrize("kind", ["Categorical", "Bernoulli", "Poisson"])
@@ -542,10 +543,10 @@ def test_samples_stay_on_disk_and_are_read_a_few_at_a_time(tmp_path: Path, monke
 def test_a_killed_fit_goes_on_from_its_last_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = SampledLaplace(samples=9, at_once=3, tuning=Tuning(samples=2))
     whole = fitted("Categorical", method)
-    solve, solved = solvers.PreparedGradients.solve, []
+    solve, solved = conjugate_gradients.PreparedGradients.solve, []
     sketches: list[int] = []
-    sketch = solvers.sketch
-    monkeypatch.setattr(solvers, "sketch", lambda *a: (sketches.append(1), sketch(*a))[1])
+    sketch = conjugate_gradients.sketch
+    monkeypatch.setattr(conjugate_gradients, "sketch", lambda *a: (sketches.append(1), sketch(*a))[1])
 
     def killed(self: Any, model: Any, system: Any, start: Any = None, tolerance: Any = None) -> Any:
         solved.append(len(system.right))
@@ -554,7 +555,7 @@ def test_a_killed_fit_goes_on_from_its_last_group(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return solve(self, model, system, start, tolerance)
 
-    monkeypatch.setattr(solvers.PreparedGradients, "solve", killed)
+    monkeypatch.setattr(conjugate_gradients.PreparedGradients, "solve", killed)
     with pytest.raises(KeyboardInterrupt):
         fitted("Categorical", method, folder=tmp_path / "posterior")
     solved_before = len(solved)
@@ -746,7 +747,7 @@ def test_a_fit_killed_while_it_looks_for_the_precision(tmp_path: Path, monkeypat
     method = SampledLaplace(samples=3, precision="layers", tuning=Tuning(samples=8, tolerance=1e-3))
     whole = caveat.fit(task, method, start=start, progress=False)
     monkeypatch.setattr("caveat.engine.run.Run.checkpoint_due", lambda run: run.folder is not None)
-    solve, solved = solvers.PreparedGradients.solve, []
+    solve, solved = conjugate_gradients.PreparedGradients.solve, []
 
     def killed(*args: Any) -> Any:
         solved.append(1)
@@ -754,7 +755,7 @@ def test_a_fit_killed_while_it_looks_for_the_precision(tmp_path: Path, monkeypat
             raise KeyboardInterrupt
         return solve(*args)
 
-    monkeypatch.setattr(solvers.PreparedGradients, "solve", killed)
+    monkeypatch.setattr(conjugate_gradients.PreparedGradients, "solve", killed)
     with pytest.raises(KeyboardInterrupt):
         caveat.fit(task, method, start=start, folder=tmp_path / "posterior", progress=False)
     resumed = caveat.fit(task, method, start=start, folder=tmp_path / "posterior", progress=False)
