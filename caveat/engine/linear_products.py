@@ -38,6 +38,11 @@ class Convolution:
         self.on_gpu = result.device.type in linear_sums.FUSING
         self.layout: Layout = GPU_LAYOUT if self.on_gpu and n == 2 else linear_images.ROWS
         self.alone = not self.on_gpu and weight[0] >= ALONE_FROM
+        # A kernel of one place reads every stride-th place only. It is given those: oneDNN's gradient of such a weight
+        # with fewer than sixteen input channels writes past its memory (its issue 6035).
+        thins = not self.on_gpu and set(weight[2:]) == {1} and not any(padding) and max(stride) > 1
+        self.thinned = (slice(None), slice(None), *(slice(None, None, step) for step in stride)) if thins else None
+        self.of_weights: Geometry = ([1] * n, padding, dilation) if thins else self.plain
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
         """What the forward pass leaves."""
@@ -71,15 +76,16 @@ class Convolution:
 
     def _with_weights(self, x: Tensor, weights: Tensor, total: Tensor | None) -> Tensor:
         """The same inputs with each of K weights, added to what there is."""
+        x = x if self.thinned is None else by_channels(x[self.thinned])
         if self.alone:
-            each = (self._convolved(x, by_channels(weight), self.plain) for weight in weights)
+            each = (self._convolved(x, by_channels(weight), self.of_weights) for weight in weights)
             if total is None:
                 return torch.stack(list(each))
             for own, found in zip(total, each, strict=True):
                 own.add_(found)
             return total
         beside = weights.unflatten(1, (self.groups, -1)).transpose(0, 1).flatten(0, 2)
-        found = self._convolved(x, by_channels(beside), self.plain).unflatten(1, (self.groups, len(weights), -1))
+        found = self._convolved(x, by_channels(beside), self.of_weights).unflatten(1, (self.groups, len(weights), -1))
         found = found.movedim(2, 0).flatten(2, 3)
         if total is not None:
             return total.add_(found)
@@ -116,8 +122,9 @@ class Convolution:
 
     def _weights_of(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradients of the weight for each of K cotangents."""
+        x = x if self.thinned is None else by_channels(x[self.thinned])
         if self.alone:
-            return torch.stack([self._gradients(own, x, weight, self.plain, of_inputs=False) for own in g])
+            return torch.stack([self._gradients(own, x, weight, self.of_weights, of_inputs=False) for own in g])
         apart = g.unflatten(2, (self.groups, -1)).movedim(0, 2)  # [B, G, K, O / G, ...]
         if self.layout.beside:
             beside = by_channels(apart.flatten(1, 3))
@@ -125,7 +132,7 @@ class Convolution:
             beside = empty_by_channels((len(x), len(g) * self.weight[0], *g.shape[3:]), g)
             beside.unflatten(1, apart.shape[1:4]).copy_(apart)
         like = empty_by_channels((len(g) * self.weight[0], *self.weight[1:]), weight)
-        found = self._gradients(beside, x, like, self.plain, of_inputs=False)
+        found = self._gradients(beside, x, like, self.of_weights, of_inputs=False)
         return found.unflatten(0, (self.groups, len(g), -1)).transpose(0, 1).flatten(1, 2)
 
 
