@@ -82,6 +82,9 @@ def main() -> None:
     )
     parser.add_argument("--block-rows", type=int)
     parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
+    parser.add_argument(
+        "--first-precision", type=float, default=100.0, help="where the updates start: from above, where solves are short"
+    )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "bfloat16"), default="full")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
@@ -102,6 +105,7 @@ def main() -> None:
         samples=given.samples,
         at_once=given.at_once,
         precision=given.precision or "evidence",
+        first_precision=None if given.precision else given.first_precision,
         g_prior=not given.isotropic,
         negligible=given.negligible,
         tuning=Tuning(samples=given.tuning_samples, tolerance=2e-2),
