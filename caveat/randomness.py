@@ -1,11 +1,23 @@
-"""Where torch takes no generator: the global random state, forked, seeded, and put back."""
+"""Randomness with an explicit seed: normal numbers, and where torch takes no generator the global state, forked."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-__all__ = ["seeded"]
+__all__ = ["normals", "seeded"]
+
+SMALL = 2**17  # numbers that a CPU makes in a millisecond
+
+
+def normals(shape: Sequence[int], rng: torch.Generator, like: Tensor) -> Tensor:
+    """Standard normals from a CPU's generator. A few are the same on every device; many are made where they go."""
+    if like.device.type == "cpu" or math.prod(shape) <= SMALL:
+        return torch.randn(tuple(shape), generator=rng, dtype=like.dtype).to(like.device)
+    there = torch.Generator(like.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    return torch.randn(tuple(shape), generator=there, dtype=like.dtype, device=like.device)
 
 
 @contextmanager

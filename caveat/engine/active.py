@@ -25,7 +25,7 @@ from caveat.engine.sparse_layers import Layout, Substitute, candidates, column_i
 from caveat.engine.variational import Trained
 from caveat.likelihoods import Hyper
 from caveat.network import Layer, Network, Params
-from caveat.randomness import seeded
+from caveat.randomness import normals, seeded
 from caveat.storage import State
 from caveat.task import Task
 
@@ -147,7 +147,7 @@ def _values(state: State, layout: Layout, rng: torch.Generator | None) -> Tensor
     """Flat weights: a draw, or without a generator the means; of points the points, but for noise of whole units."""
     values, log_std = state["active"]["mean"], state["active"].get("log_std")
     if log_std is not None and rng is not None:
-        noise = torch.randn(values.shape, generator=rng, dtype=values.dtype).to(values.device)
+        noise = normals(values.shape, rng, values)
         values = torch.addcmul(values, log_std.exp(), noise)
     if "noise" not in state:
         return values

@@ -28,6 +28,7 @@ from caveat.engine.layers import Elementwise, Product, working_numbers
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.randomness import normals
 from caveat.rows import Rows as DataRows
 
 __all__ = ["Fisher", "Sweep", "exact_columns"]
@@ -206,7 +207,7 @@ class Sweep:
         count = min(n, rank + 10)
         rng = torch.Generator().manual_seed(self.run.seed)
         like = next(iter(self.params.values()))
-        q = torch.randn(count, n, generator=rng, dtype=like.dtype).to(like.device)
+        q = normals((count, n), rng, like)
         for number in range(passes):
             q = torch.linalg.qr(q.T).Q.T  # [count, n], orthonormal rows
             y = self.products(q, f"curvature-{number}")

@@ -9,7 +9,6 @@ and gives its log determinant and the marginal variances. A curvature makes the 
 every multiple of one prior with the work of a single decomposition.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from caveat.engine.jacobian import Here, Jacobian
 from caveat.network import Params
+from caveat.randomness import normals
 
 __all__ = [
     "Curvature",
@@ -30,7 +30,6 @@ __all__ = [
     "Path",
     "Rows",
     "in_float64",
-    "standard_normals",
 ]
 
 DOUBLE_UP_TO = 4096  # matrices up to this size are summed and factored in float64
@@ -139,7 +138,7 @@ class Dense:
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """L^-T z with z standard normal."""
-        z = standard_normals((len(self.prior), count), rng, self.cholesky)
+        z = normals((len(self.prior), count), rng, self.cholesky)
         return torch.linalg.solve_triangular(self.cholesky.mT, z, upper=True).T
 
     def shifts(self, here: Here, deltas: Tensor) -> Tensor:
@@ -244,8 +243,8 @@ class LowRank:
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """As u - D^-1 rows^T K^-1 (rows u + e) with u ~ N(0, D^-1), e standard normal: conditioning a prior draw."""
-        u = standard_normals((count, len(self.prior)), rng, self.rows) / self.prior.to(self.rows.dtype).sqrt()
-        e = standard_normals((count, len(self.rows)), rng, self.rows)
+        u = normals((count, len(self.prior)), rng, self.rows) / self.prior.to(self.rows.dtype).sqrt()
+        e = normals((count, len(self.rows)), rng, self.rows)
         target = (u @ self.rows.T + e).T.to(self.cholesky.dtype)
         solved = torch.cholesky_solve(target, self.cholesky).T.to(self.rows.dtype)
         return u - (solved @ self.rows) / self.prior.to(self.rows.dtype)
@@ -360,11 +359,3 @@ def _factored(curvature: Tensor, prior: Tensor) -> Tensor:
             "precision, or compute in float64 or with arithmetic='full'"
         )
     return factor.contiguous()  # as it will be when loaded: a solve's last bits depend on the layout
-
-
-def standard_normals(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
-    """Standard normals, the same on every device up to 16 million of them; more are made where they are needed."""
-    if like.device.type == "cpu" or math.prod(shape) <= 2**24:
-        return torch.randn(shape, generator=rng, dtype=like.dtype).to(like.device)
-    there = torch.Generator(like.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
-    return torch.randn(shape, generator=there, dtype=like.dtype, device=like.device)

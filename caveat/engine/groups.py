@@ -21,6 +21,7 @@ from caveat.engine.narrowing import Channels, Kept
 from caveat.engine.sparse import Geometry
 from caveat.engine.sparse_layers import Layout, weight_name
 from caveat.network import Network, Params
+from caveat.randomness import normals
 
 __all__ = ["Groups", "drawn", "expected", "factors_of", "find_groups", "kept_of", "scaled"]
 
@@ -159,5 +160,5 @@ def drawn(noise: Params, rng: torch.Generator) -> Tensor:
         uniform = torch.rand(noise["location"].shape, generator=rng, dtype=torch.float64)
         return lognormal_of(noise["location"], noise["log_scale"], uniform.to(noise["location"].device))
     mean = noise["mean"]
-    normal = torch.randn(mean.shape, generator=rng, dtype=mean.dtype).to(mean.device)
+    normal = normals(mean.shape, rng, mean)
     return torch.addcmul(mean, noise["log_std"].exp(), normal)

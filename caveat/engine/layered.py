@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.gaussians import Dense, LowRank, in_float64, standard_normals
+from caveat.engine.gaussians import Dense, LowRank, in_float64
 from caveat.engine.jacobian import Here, Jacobian
 from caveat.engine.layers import Product, working_numbers
 from caveat.network import Params
+from caveat.randomness import normals
 
 __all__ = ["Diagonal", "Kronecker", "Layered", "Layers", "Rotated", "factors", "restored"]
 
@@ -225,7 +226,7 @@ class Layers:
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """Independent in the coordinates of each part."""
         return torch.cat(
-            [standard_normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
+            [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
         )  # in the order of the parts
 
     def shifts(self, here: Here, deltas: Tensor) -> Tensor:
