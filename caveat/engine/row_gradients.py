@@ -1,0 +1,155 @@
+"""A place where a parameter acts in a forward pass, and from it the parameter's gradient for each row of the batch.
+
+With g the gradient at the output of the function that takes the parameter,
+
+    elementwise:  grad w[j]    = sum_t g[j, t] a[j, t]      a = what w multiplies (1 where it is added); t = positions
+    embedding:    grad E[v, d] = sum_t [token_t = v] g[d, t]
+
+for every row by itself, of the whole parameter or of chosen entries. The weights of linear layers and convolutions are
+in `product_gradients`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from caveat.engine.working_memory import working_numbers
+
+__all__ = ["Axis", "Chosen", "Elementwise", "Lookup", "Split", "Use"]
+
+Axis = Literal["first", "second", "folded"]  # where the rows are in a function's tensors; folded is rows x positions
+
+
+@dataclass
+class Use(ABC):
+    """One place where a parameter acts."""
+
+    name: str
+    rows: int
+    axis: Axis
+
+    @abstractmethod
+    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+        """Gradients of the chosen entries for each row, [N, s], N rows or more."""
+
+    @abstractmethod
+    def dense(self, g: Tensor, part: slice) -> Tensor:
+        """Gradients of the whole parameter for some of the N rows, [n, *parameter]."""
+
+    def columns(self, g: Tensor, entries: "Chosen") -> Tensor:
+        """Gradients of the chosen entries for each row of the batch, [B, s]."""
+        return _summed(self.chosen(self.arranged(g), entries), self.rows)
+
+    def blocks(self, g: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
+        """Gradients of the whole parameter, [b, *parameter], for pieces of `step` rows of the batch."""
+        g = self.arranged(g)
+        m = len(g) // self.rows
+        for start in range(0, self.rows, step):
+            stop = min(start + step, self.rows)
+            yield slice(start, stop), _summed(self.dense(g, slice(start * m, stop * m)), stop - start)
+
+    def on_the_way(self, g: Tensor) -> int:
+        """Numbers that `dense` needs for each of the N rows beside its result."""
+        return self.arranged(g)[0].numel()
+
+    def arranged(self, tensor: Tensor) -> Tensor:
+        """The tensor with rows (or rows x positions) first."""
+        return tensor.transpose(0, 1) if self.axis == "second" else tensor
+
+
+@dataclass
+class Elementwise(Use):
+    """A parameter that multiplies something elementwise, or is added to it."""
+
+    parameter: Tensor
+    factor: Tensor | None  # what the parameter multiplies, of the output's shape; None for 1
+    shape: tuple[int, ...]  # of what acts, aligned with the axes of the output after the first
+    first: int = 0  # where only entries from here on act
+
+    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+        """All of them: there are few."""
+        return self.dense(g, slice(None)).reshape(len(g), -1)[:, entries.index]
+
+    def dense(self, g: Tensor, part: slice) -> Tensor:
+        """Sums over positions; zero at the entries that do not act here."""
+        found = g[part] if self.factor is None else g[part] * self.arranged(self.factor)[part].to(g.dtype)
+        axes = [i + 1 for i, length in enumerate(self.shape) if length == 1 and found.shape[i + 1] > 1]
+        found = found.sum(axes) if axes else found
+        found = found.reshape(len(found), -1)
+        rest = self.parameter.numel() - self.first - found.shape[1]
+        found = F.pad(found, [self.first, rest]) if self.first or rest else found
+        return found.reshape(len(found), *self.parameter.shape)
+
+
+@dataclass
+class Lookup(Use):
+    """The table of an embedding."""
+
+    table: Tensor
+    tokens: Tensor  # [N, *positions]
+    ignored: int | None
+
+    def _flat(self, g: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        """Tokens [n, T] and gradients [n, T, D], zero at the ignored token."""
+        tokens = self.arranged(self.tokens)[part]
+        tokens = tokens.reshape(len(tokens), -1)
+        g = g[part].reshape(len(tokens), tokens.shape[1], -1)
+        return tokens, g if self.ignored is None else g * (tokens != self.ignored).unsqueeze(-1)
+
+    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+        """Sums over the positions that hold each chosen token."""
+        tokens, g = self._flat(g, slice(None))
+        step = max(1, working_numbers(g) // max(tokens.numel(), 1))
+        pieces = []
+        index, width = entries.index, self.table.shape[1]
+        for v, d in zip((index // width).split(step), (index % width).split(step), strict=True):
+            pieces.append((g[:, :, d] * (tokens.unsqueeze(-1) == v)).sum(1))
+        return torch.cat(pieces, 1)
+
+    def dense(self, g: Tensor, part: slice) -> Tensor:
+        """Gradients added up where their token's row is."""
+        tokens, g = self._flat(g, part)
+        found = g.new_zeros(len(tokens), *self.table.shape)
+        return found.scatter_add_(1, tokens.unsqueeze(-1).expand(-1, -1, self.table.shape[1]), g)
+
+
+class Chosen:
+    """Entries of a parameter (a flat index), and where they are in a weight: found once for all batches."""
+
+    def __init__(self, index: Tensor) -> None:
+        self.index = index
+        self._found: dict[tuple[int, int, int], Split] = {}
+
+    def split(self, width: int, first: int, outputs: int) -> "Split":
+        """In rows of `width` numbers, of which `outputs` from `first` on act."""
+        key = (width, first, outputs)
+        if key not in self._found:
+            row, k = self.index // width - first, self.index % width
+            inside = (row >= 0) & (row < outputs)
+            mine = None if bool(inside.all()) else inside
+            row, k = (row, k) if mine is None else (row[mine], k[mine])
+            used, place = row.unique(return_inverse=True)
+            self._found[key] = Split(mine, row, k, used, place * width + k)
+        return self._found[key]
+
+
+@dataclass
+class Split:
+    """Chosen entries as rows of a weight and places in them."""
+
+    mine: Tensor | None  # which entries act, where some do not
+    row: Tensor
+    k: Tensor  # the place in the row
+    used: Tensor  # the rows that have entries
+    place: Tensor  # of each entry among the numbers of those rows
+
+
+def _summed(values: Tensor, rows: int) -> Tensor:
+    """Rows x positions summed over the positions."""
+    m = len(values) // rows
+    return values if m == 1 else values.unflatten(0, (rows, m)).sum(1)
