@@ -24,8 +24,10 @@ from caveat.engine.cost import forward_flops
 from caveat.engine.gaussians import DOUBLE_UP_TO, Full, Rows
 from caveat.engine.jacobian import Here, Jacobian, evenly, one_hot
 from caveat.engine.layered import Diagonal, Kronecker, Layered, factors
-from caveat.engine.layers import Elementwise, Product, working_numbers
+from caveat.engine.product_gradients import Product
+from caveat.engine.row_gradients import Elementwise
 from caveat.engine.run import Run
+from caveat.engine.working_memory import working_numbers
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.randomness import normals

@@ -7,10 +7,10 @@
     here.times(matrix)                      J matrix for each row, [B, D, m]
 
 J is never held for a batch x outputs x all weights: a cotangent v (of the outputs' shape) goes back through the network
-once, and each layer makes what is asked of its own gradient. Parameters that act in layers that `layers` does not know
-get a copy for every row, through `torch.func`, or row by row where torch.func cannot. Which way a parameter goes is
-found on a few rows, where its gradient must agree with autograd's for one row alone, at parameters nearby: a layer that
-starts at zero would hide those below it.
+once, and each layer makes what is asked of its own gradient. Parameters that act in layers that `layer_rules` does not
+know get a copy for every row, through `torch.func`, or row by row where torch.func cannot. Which way a parameter goes
+is found on a few rows, where its gradient must agree with autograd's for one row alone, at parameters nearby: a layer
+that starts at zero would hide those below it.
 
 Where the chosen weights are all of a linear layer, f = W phi + b, that makes the network's outputs, every output's
 gradient is phi (`here.features()`), and products with J are products with phi, cheaper by the number of outputs.
@@ -29,8 +29,11 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
 from caveat.engine.cost import free_bytes
-from caveat.engine.layers import Axis, Chosen, Product, Tape, Use, working_numbers
+from caveat.engine.product_gradients import Product
+from caveat.engine.row_gradients import Axis, Chosen, Use
+from caveat.engine.tape import Tape
 from caveat.engine.winograd import Winograd
+from caveat.engine.working_memory import working_numbers
 from caveat.network import Network, Params
 
 __all__ = ["Here", "Jacobian", "evenly", "full_precision", "one_hot", "plain_attention", "refuse_inference_mode"]
@@ -40,7 +43,7 @@ __all__ = ["Here", "Jacobian", "evenly", "full_precision", "one_hot", "plain_att
 class _Plan:
     """How each parameter's gradient is made."""
 
-    known: tuple[str, ...]  # by the rules of `layers`
+    known: tuple[str, ...]  # by the rules of `layer_rules`
     general: tuple[str, ...]  # by copies
     vectorised: bool  # whether torch.func can make the copies' pass
     axes: dict[str, tuple[Axis, ...]]  # where the rows are, for every use of a known parameter

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from caveat.engine.gaussians import Dense, LowRank, in_float64
 from caveat.engine.jacobian import Here, Jacobian
-from caveat.engine.layers import Product, working_numbers
+from caveat.engine.product_gradients import Product
+from caveat.engine.working_memory import working_numbers
 from caveat.network import Params
 from caveat.randomness import normals
 

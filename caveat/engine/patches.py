@@ -1,9 +1,10 @@
 """What the kernel of a convolution meets at each of its positions: all patches of an image, or chosen rows of them.
 
-    output[o, t] = sum_k W[o, k] patches[k, t]      k = channel and offset in the kernel, t = positions
+output[o, t] = sum_k W[o, k] patches[k, t]      k = channel and offset in the kernel, t = positions
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
@@ -54,9 +55,10 @@ class Window:
         order = offset.argsort(stable=True)
         ends = torch.bincount(offset, minlength=self.size).cumsum(0).tolist()
         views = self._views(x[:, channel[order]])  # of what is wanted alone: there may be few among many channels
+        places: Iterator[tuple[Any, ...]] = product(*map(range, self.kernel))
         pieces = [
-            views[(slice(None), slice(start, end), *at)].flatten(2)
-            for at, (start, end) in zip(product(*map(range, self.kernel)), pairwise([0, *ends]), strict=True)
+            views[(slice(None), slice(start, end), *place)].flatten(2)
+            for place, (start, end) in zip(places, pairwise([0, *ends]), strict=True)
         ]
         return torch.cat(pieces, 1)[:, order.argsort()]
 

@@ -14,8 +14,8 @@ import torch
 from caveat.batches import count_rows
 from caveat.engine.jacobian import plain_attention
 from caveat.engine.laplace import LaplaceMethod
-from caveat.engine.layers import Tape
 from caveat.engine.run import Info, Run
+from caveat.engine.tape import Tape
 from caveat.network import Layer, Network
 from caveat.storage import State
 from caveat.task import Task

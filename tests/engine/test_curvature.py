@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Network, Poisson
-from caveat.engine import curvature, gaussians, layers
+from caveat.engine import curvature, gaussians, working_memory
 from caveat.engine.curvature import Sweep
 from caveat.engine.jacobian import Here, Jacobian
 from caveat.engine.layered import Diagonal, Kronecker, Layered
@@ -356,7 +356,7 @@ def test_a_last_layer_is_summed_from_its_features(
     names = [name for name in whole.network.names if name.startswith(f"{layer}.")]
     found = dataclasses.replace(whole, network=whole.network.restricted(names))
     by_hand, x, y = reference(dense, found)
-    monkeypatch.setitem(layers.WORKING_NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", numbers)
     monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
     monkeypatch.delattr(Here, "columns")
     ggn = found.full(None).ggn

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from caveat import Gaussian, Network
 from caveat.batches import Inputs, count_rows, map_tensors
-from caveat.engine import layers
+from caveat.engine import product_gradients, working_memory
 from caveat.engine.jacobian import Here, Jacobian, full_precision
-from caveat.engine.layers import Chosen
+from caveat.engine.row_gradients import Chosen
 from caveat.models import cnn_lstm, lenet5, resnet18
 
 ROWS = 4
@@ -274,11 +274,11 @@ def test_either_product_in_pieces_of_any_size(
     net = network(module)
     wanted, chosen = reference(net, x), some_of(net.n_parameters // 2, net.n_parameters)
     every, some = Jacobian(net, net.params(), x), Jacobian(net, net.params(), x, chosen)
-    monkeypatch.setitem(layers.BYTES_PER_PRODUCT, "cpu", -math.inf if dense else math.inf)
-    monkeypatch.setitem(layers.WORKING_NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(product_gradients.BYTES_PER_PRODUCT, "cpu", -math.inf if dense else math.inf)
+    monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", numbers)
     assert_right(every, x, wanted)
     if case != "conv2d depthwise":  # which always gathers
-        monkeypatch.delattr(layers.Product, "_gather" if dense else "patches")
+        monkeypatch.delattr(product_gradients.Product, "_gather" if dense else "patches")
     assert_close(some.at(x).rows(), wanted[..., chosen])
 
 
@@ -451,7 +451,7 @@ def test_no_tensor_holds_the_rows_times_all_weights(monkeypatch: pytest.MonkeyPa
     every = Jacobian(net, net.params(), x)
     some = Jacobian(net, net.params(), x, some_of(100, net.n_parameters))
     in_a_layer = max(every.sizes.values())
-    monkeypatch.setitem(layers.WORKING_NUMBERS, "cpu", in_a_layer)
+    monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", in_a_layer)
     with Largest() as plain:
         net(net.params(), x)
     with Largest() as jacobians:

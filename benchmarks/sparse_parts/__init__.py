@@ -1,0 +1,1 @@
+"""What `benchmarks/sparse.py` measures, part by part."""
