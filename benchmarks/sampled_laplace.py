@@ -1,7 +1,7 @@
 """How fast and how large sampled Laplace is: products with a network's Jacobian, solves with them, whole fits.
 
     python benchmarks/sampled_laplace.py                       # seconds a pass, on a CPU
-    python benchmarks/sampled_laplace.py --device cuda         # on a GPU, in bfloat16 and in TF32
+    python benchmarks/sampled_laplace.py --device cuda         # on a GPU, in float16 and in TF32
     CAVEAT_DATA=DATA python benchmarks/sampled_laplace.py --solve --peer curvlinops/bin/python
     python benchmarks/sampled_laplace.py --memory              # peak memory of a fit, of n rows and of four times n
 
@@ -137,13 +137,13 @@ def problem(case: Case, rows: int, device: torch.device) -> tuple[Network, Rows]
     return Network(module, caveat.Categorical()).to(device), Rows((x, y)).on(device)
 
 
-def naive_pass(network: Network, rows: Rows, z: Tensor, size: int, bfloat16: bool) -> Tensor:
+def naive_pass(network: Network, rows: Rows, z: Tensor, size: int, float16: bool) -> Tensor:
     """The same product by torch.func."""
     params, total = network.params(), torch.zeros_like(z)
     sizes = [value.numel() for value in params.values()]
 
     def outputs(own: dict[str, Tensor], x: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=bfloat16):
+        with torch.autocast(z.device.type, torch.float16, enabled=float16):
             return network(own, x)
 
     for x, _ in rows.ordered(size, z.device):
@@ -163,15 +163,15 @@ def naive_pass(network: Network, rows: Rows, z: Tensor, size: int, bfloat16: boo
     return total
 
 
-def passes(name: str, device: torch.device, bfloat16: bool, vectors: tuple[int, ...], naive: bool) -> list[dict]:
+def passes(name: str, device: torch.device, float16: bool, vectors: tuple[int, ...], naive: bool) -> list[dict]:
     """Seconds of a pass, ours and by torch.func."""
     case, kind = CASES[name], device.type
     timed = case.timed[kind]
     network, rows = problem(case, timed, device)
-    rate = matrix_rate(device, torch.bfloat16 if bfloat16 else torch.float32, kind == "cuda")
+    rate = matrix_rate(device, torch.float16 if float16 else torch.float32, kind == "cuda")
     x = next(rows.batches([torch.arange(8)], device))[0]
     flops = forward_flops(network, network.params(), x) / 8
-    features = NetworkFeatures(network, network.params(), rows, bfloat16=bfloat16)
+    features = NetworkFeatures(network, network.params(), rows, float16=float16)
     model = LinearModel(features, Softmax(), torch.ones(1, device=device))
     found, single = [], "tf32" if kind == "cuda" else "float32"
     size = 250 if kind == "cuda" else 16  # of the naive product's batches
@@ -182,14 +182,14 @@ def passes(name: str, device: torch.device, bfloat16: bool, vectors: tuple[int, 
         reset_peak(device)
         ours = seconds(lambda z=z: model.curvature(z), device) * case.rows / timed
         row = {
-            "network": name, "device": kind, "type": "bfloat16" if bfloat16 else single,
+            "network": name, "device": kind, "type": "float16" if float16 else single,
             "vectors": k, "rows": case.rows, "timed rows": timed, "block": features.block_rows,
             "seconds": round(ours, 3), "floor": round(floor, 3), "share": round(floor / ours, 3),
             "rate": f"{floor / ours * rate / 1e12:.3g} TFLOP/s", "matrix rate": f"{rate / 1e12:.3g} TFLOP/s",
             "peak MB": peak_bytes(device) // 10**6, "naive": "",
         }  # fmt: skip
         if naive and k <= 8:
-            took = seconds(lambda z=z: naive_pass(network, part, z, size, bfloat16), device, 1)  # type: ignore[misc]
+            took = seconds(lambda z=z: naive_pass(network, part, z, size, float16), device, 1)  # type: ignore[misc]
             row["naive"] = round(took * case.rows / len(part), 3)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         found.append(row)
@@ -429,9 +429,9 @@ def main() -> None:
     elif arguments.memory:
         rows = memory(arguments.case or ["lenet small", "resnet18 width 16"], 8)
     else:
-        for bfloat16 in (True, False) if device.type == "cuda" else (False,):
+        for float16 in (True, False) if device.type == "cuda" else (False,):
             for name in arguments.case or CASES:
-                rows += passes(name, device, bfloat16, vectors, not arguments.no_naive)
+                rows += passes(name, device, float16, vectors, not arguments.no_naive)
     print("\n| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
     print("\n".join("| " + " | ".join(map(str, row.values())) + " |" for row in rows))
     if arguments.csv:

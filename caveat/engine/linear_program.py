@@ -66,17 +66,17 @@ class Program:
         params: where it is linearised.
         names: the parameters of the linear part.
         x: inputs of that shape.
-        bfloat16: convolutions and matrix products, and what lies between them, in bfloat16.
+        float16: convolutions and matrix products, and what lies between them, in float16.
     """
 
     def __init__(
-        self, network: Network, params: Params, names: Sequence[str], x: Inputs, bfloat16: bool = False
+        self, network: Network, params: Params, names: Sequence[str], x: Inputs, float16: bool = False
     ) -> None:
         self.checked = False  # whether its derivatives were compared with others
         given = {name: value for name, value in params.items() if not name.startswith("hyper/")}
         self.shapes = [params[name].shape for name in names]
         self.sizes = [shape.numel() for shape in self.shapes]
-        graph = traced(network, given, x, bfloat16)
+        graph = traced(network, given, x, float16)
         nodes = list(graph.graph.nodes)
         places = [node for node in nodes if node.op == "placeholder"]
         self.inputs = places[len(given) :]
@@ -141,7 +141,7 @@ class Program:
             with _explained(step.call):
                 found = step.rule.pull(kept, cotangents)
             for wire, g, dtype in zip(step.inputs, found, step.dtypes, strict=True):
-                own = g.to(dtype)  # a bfloat16 value beside float32 ones
+                own = g.to(dtype)  # a float16 value beside float32 ones
                 waiting[wire] = Terms(waiting[wire].whole, own) if wire in waiting else Terms(own)
         total = v.new_empty(len(v), sum(self.sizes))
         for wire, part, shape in zip(self.leaves, total.split(self.sizes, 1), self.shapes, strict=True):

@@ -85,8 +85,8 @@ def unfinished(report: Report) -> list[str]:
         return report.warnings
     if report.stood_still:
         advice = (
-            "the products have too few digits for so weak a prior; use arithmetic='full' in place of 'bfloat16', "
-            "double precision, or a larger prior precision"
+            "the products have too few digits for so weak a prior; use double precision, arithmetic='full' where it "
+            "was 'float16', or a larger prior precision"
         )
     else:
         advice = "allow more passes, or give conjugate gradients a sketch of higher rank"

@@ -3,6 +3,10 @@
     block.forward(z)  = J_B z      [K, d] -> [K, B, m]      jvp
     block.backward(v) = J_B^T v    [K, B, m] -> [K, d]      vjp, summed over the block's rows
 
+In float16 products round as in TF32, which GPUs have for float32, at twice its rate. (bfloat16 has three bits fewer,
+and solvers stand still with it.) Its numbers range from 6e-8 to 65,504, so each vector is multiplied by a power
+of two, and the product divided by it.
+
 Parameters lie one after the other in the order of `names`; the outputs of a row are flattened. The forward pass of a
 block is run once, for products both ways; n rows take no more memory than a block of them.
 """
@@ -38,7 +42,7 @@ class NetworkFeatures:
         rows: the data.
         names: the parameters of the linear model; all of the network's unless given.
         block_rows: rows in a block of a pass in order; chosen by memory unless given.
-        bfloat16: make convolutions and products of matrices in bfloat16.
+        float16: make convolutions and products of matrices in float16.
     """
 
     def __init__(
@@ -49,10 +53,10 @@ class NetworkFeatures:
         *,
         names: Sequence[str] | None = None,
         block_rows: int | None = None,
-        bfloat16: bool = False,
+        float16: bool = False,
     ) -> None:
         refuse_inference_mode()
-        self.network, self.params, self.bfloat16 = network, params, bfloat16
+        self.network, self.params, self.float16 = network, params, float16
         self.names = network.names if names is None else tuple(names)
         unknown = [name for name in self.names if name not in params]
         if unknown or not self.names:
@@ -62,7 +66,7 @@ class NetworkFeatures:
         self.size = sum(params[name].numel() for name in self.names)
         first = torch.arange(min(2, self.rows))
         x, _ = next(self.data.batches([first], self.device))
-        program = self._found(x, bfloat16=False)
+        program = self._found(x, float16=False)
         self.output_shape = program.output_shape  # of a row
         self.outputs = self.output_shape.numel()
         if not program.checked:
@@ -76,6 +80,7 @@ class NetworkFeatures:
         # Fewer rows than this, and a block costs more for the tangents of weights than for those of activations.
         enough = 2 * self.size // max(program.activations // len(first), 1)
         self.block_rows = block_rows or max(1, numbers // (8 * each), min(enough, numbers // each))
+        self.norm = torch.cat([params[name].flatten() for name in self.names]).norm().clamp_min(1e-30)
         self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
 
     def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator["NetworkBlock"]:
@@ -92,11 +97,11 @@ class NetworkFeatures:
 
     def program(self, x: Inputs) -> Program:
         """The network's steps for inputs of this shape."""
-        return self._found(x, self.bfloat16)
+        return self._found(x, self.float16)
 
-    def _found(self, x: Inputs, bfloat16: bool) -> Program:
+    def _found(self, x: Inputs, float16: bool) -> Program:
         """Traced once: the network keeps the last few, each with the weights that it is for."""
-        key = (self.names, bfloat16, *((t.shape, t.dtype) for t in tensors(x)))
+        key = (self.names, float16, *((t.shape, t.dtype) for t in tensors(x)))
         at = [(value, value._version) for value in self.params.values()]
         kept: dict[Any, tuple[list[tuple[Tensor, int]], Program]] = self.network.found.setdefault("programs", {})
         before, program = kept.pop(key, ([], None))
@@ -104,7 +109,7 @@ class NetworkFeatures:
             value is other and version == earlier for (value, version), (other, earlier) in zip(at, before, strict=True)
         )
         if program is None or not same:
-            program = Program(self.network, self.params, self.names, x, bfloat16)
+            program = Program(self.network, self.params, self.names, x, float16)
         kept[key] = (at, program)  # the last to be dropped
         while len(kept) > _PROGRAMS:
             del kept[next(iter(kept))]
@@ -113,7 +118,7 @@ class NetworkFeatures:
     def curvature_diagonal(self, noise: Noise, counted: Callable[[int, int], None] | None = None) -> Tensor:
         """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
         x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
-        jacobian = Jacobian(self.network.restricted(self.names), self.params, x, bfloat16=self.bfloat16)
+        jacobian = Jacobian(self.network.restricted(self.names), self.params, x, bfloat16=self.float16)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
             factor = noise.factor(block)
@@ -169,14 +174,35 @@ class NetworkBlock:
 
     def __init__(self, features: NetworkFeatures, index: Tensor, x: Inputs, targets: Tensor) -> None:
         self.index, self.x, self.targets = index, x, targets
-        self.at_once, self.program = features.at_once, features.program(x)
+        self.features, self.at_once, self.program = features, features.at_once, features.program(x)
         self.saved, self.outputs = self.program.run(x)  # outputs: [B, m]
 
     def forward(self, z: Tensor) -> Tensor:
         """J z, [K, d] -> [K, B, m]."""
-        return torch.cat([self.program.push(self.saved, part) for part in z.split(self.at_once)])
+        return torch.cat([self._pushed(part) for part in z.split(self.at_once)])
 
     def backward(self, v: Tensor) -> Tensor:
         """J^T v, [K, B, m] -> [K, d]."""
-        parts = [self.program.pull(self.saved, part) for part in v.split(self.at_once)]
+        parts = [self._pulled(part) for part in v.split(self.at_once)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _pushed(self, z: Tensor) -> Tensor:
+        if not self.features.float16:
+            return self.program.push(self.saved, z)
+        return _in_range(lambda z: self.program.push(self.saved, z), z, z.norm(dim=1) / self.features.norm)
+
+    def _pulled(self, v: Tensor) -> Tensor:
+        if not self.features.float16:
+            return self.program.pull(self.saved, v)
+        return _in_range(lambda v: self.program.pull(self.saved, v), v, v.abs().amax((1, 2)))
+
+
+def _in_range(product: Callable[[Tensor], Tensor], given: Tensor, size: Tensor) -> Tensor:
+    """A linear product in float16 of K vectors, each by a power of two that takes its size [K] to about one."""
+    power = torch.where(size > 0, size.log2().round(), 0.0)
+    for less in (0, 8, 16):  # where that is still too much
+        scale = torch.exp2(-power - less)
+        found = product(given * scale.view(-1, *[1] * (given.ndim - 1)))
+        if found.isfinite().all():
+            break
+    return found / scale.view(-1, *[1] * (found.ndim - 1))

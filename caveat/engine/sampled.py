@@ -172,7 +172,7 @@ def linearise(
     prior: Tensor | None = None,
     negligible: float = 0.0,
     block_rows: int | None = None,
-    bfloat16: bool = False,
+    float16: bool = False,
 ) -> tuple[NetworkModel, float]:
     """The linear model of a task at a point, and the FLOPs of a product with its curvature.
 
@@ -186,13 +186,13 @@ def linearise(
         prior: precisions [d] to measure weights by instead; None measures all alike.
         negligible: the share of the information that rows left out of the curvature may hold.
         block_rows: rows in a block of a pass.
-        bfloat16: products in bfloat16.
+        float16: products in float16.
     """
     outputs, targets = task.outputs(network, params, task.train)
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ValueError(f"the network's outputs hold NaN or infinity, first in row {row}: look at its weights")
-    features = NetworkFeatures(network, params, task.train, block_rows=block_rows, bfloat16=bfloat16)
+    features = NetworkFeatures(network, params, task.train, block_rows=block_rows, float16=float16)
     noise, weights = LikelihoodNoise(network.likelihood, hyper, outputs, targets), flat(network, params)
     linear = NetworkModel(features, noise, weights, None if prior is None else prior.rsqrt(), negligible)
     if g_prior:

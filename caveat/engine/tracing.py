@@ -28,7 +28,7 @@ from caveat.network import Network, Params
 __all__ = ["traced"]
 
 
-def traced(network: Network, params: Params, x: Inputs, bfloat16: bool) -> fx.GraphModule:
+def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
     """The network's operations on tensors, none of them in place."""
 
     def call(params: Params, *given: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def traced(network: Network, params: Params, x: Inputs, bfloat16: bool) -> fx.Gr
         with _Folding():
             return network(params, map_tensors(lambda _: next(parts), x))
 
-    precision = torch.autocast(network.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
+    precision = torch.autocast(network.device.type, torch.float16) if float16 else contextlib.nullcontext()
     with torch.no_grad(), _layers_noted(network.module), _plain_operations(), precision:
         try:
             plain = make_fx(call)(params, *tensors(x))

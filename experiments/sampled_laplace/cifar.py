@@ -86,7 +86,7 @@ def main() -> None:
         "--first-precision", type=float, default=100.0, help="where the updates start: above, where solves are short"
     )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
-    parser.add_argument("--arithmetic", choices=("full", "bfloat16"), default="full")
+    parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
