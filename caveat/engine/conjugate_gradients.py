@@ -7,7 +7,7 @@ goes back to where it was best and takes no further products, and it is said.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -63,12 +63,13 @@ class PreparedGradients:
         """The sketch."""
         return {"vectors": self.nystrom.vectors, "values": self.nystrom.values}
 
-    def solve(
-        self, model: LinearModel, system: System, start: Tensor | None = None, tolerance: float | None = None
-    ) -> Solution:
+    def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        """That of the sketch."""
+        return self.nystrom.preconditioner(precision) if self.knobs.rank else torch.clone
+
+    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
         """Solve for all unknowns."""
-        knobs = self.knobs if tolerance is None else replace(self.knobs, tolerance=tolerance)
-        precondition = self.nystrom.preconditioner(model.precision) if self.knobs.rank else torch.clone
+        knobs, precondition = self.knobs, self.preconditioner(model.precision)
         z = (system.prior if start is None else start).clone()
         found = _conjugate_gradients(model, system.right, z, precondition, knobs, self.progress)
         if torch.finfo(z.dtype).eps * self.top < 0.01 * float(model.precision.min()):

@@ -17,10 +17,11 @@ from torch import Tensor
 from caveat.batches import Inputs, count_rows, map_tensors, move
 from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.cost import forward_flops
+from caveat.engine.likelihood_noise import LikelihoodNoise
 from caveat.engine.linear_model import Draws
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, tune, unfinished
 from caveat.engine.network_features import NetworkFeatures
-from caveat.engine.network_model import LikelihoodNoise, NetworkModel
+from caveat.engine.network_model import NetworkModel
 from caveat.engine.run import Run
 from caveat.engine.solvers import Prepared, Report, Solver
 from caveat.likelihoods import Hyper

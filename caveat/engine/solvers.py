@@ -66,10 +66,11 @@ class Prepared(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """What it took them for, to be kept and given to `prepare` again."""
 
-    def solve(
-        self, model: LinearModel, system: System, start: Tensor | None = None, tolerance: float | None = None
-    ) -> Solution:
-        """Solve for all unknowns; the start is that of the prior's draws, the tolerance the solver's, unless given."""
+    def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        """About H^-1 v for v [K, d] under a prior."""
+
+    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
+        """Solve for all unknowns; the start is that of the prior's draws unless given."""
 
 
 class Solver(Protocol):

@@ -5,6 +5,7 @@ measured: who is finished leaves, and the step is halved where residuals no long
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,13 +96,15 @@ class PreparedDescent:
     def _order(self, rows: int) -> list[Tensor]:
         return list(torch.randperm(rows, generator=self._rng).split(self.knobs.batch_rows))
 
-    def solve(
-        self, model: LinearModel, system: System, start: Tensor | None = None, tolerance: float | None = None
-    ) -> Solution:
+    def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        """None."""
+        return torch.clone
+
+    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
         """Solve for all unknowns."""
         knobs, device = self.knobs, system.right.device
         self._rng.manual_seed(self.seed)  # a solve does not depend on those before it, so that it can be made again
-        report, finish = Report(), Finish(knobs.tolerance if tolerance is None else tolerance, knobs.rest)
+        report, finish = Report(), Finish(knobs.tolerance, knobs.rest)
         report.residuals = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=device)
         z, image = torch.empty_like(system.right), torch.empty_like(system.right)
         whole, left = inner(system.right, system.right), torch.arange(len(z), device=device)

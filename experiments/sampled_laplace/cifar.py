@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--block-rows", type=int)
     parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
     parser.add_argument(
-        "--first-precision", type=float, default=100.0, help="where the updates start: above, where solves are short"
+        "--first-precision", type=float, default=30.0, help="where the updates start: not below, solves would be long"
     )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")

@@ -17,7 +17,7 @@ from caveat.engine.conjugate_gradients import ConjugateGradients, PreparedGradie
 from caveat.engine.curvature import Sweep
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.mackay import Hyperparameters
-from caveat.engine.network_model import NetworkModel, newton
+from caveat.engine.network_model import NetworkModel, mode
 from caveat.engine.run import Run
 from caveat.engine.sampled import inputs_as_rows, linearise
 
@@ -124,7 +124,7 @@ class Exact:
 
     @cached_property
     def precision(self) -> float:
-        """Where alpha = gamma / |mean|^2, exact but for Newton's tolerance; by a secant in logarithms."""
+        """Where alpha = gamma / |mean|^2, exact but for the mean's tolerance; by a secant in logarithms."""
         kept = self.problem.folder / f"precision-{self.problem.rows}.txt"
         if not kept.exists():
             kept.write_text(repr(self._fixed_point()))
@@ -138,7 +138,8 @@ class Exact:
         log_alpha = math.log(10.0)
         for _ in range(40):
             alpha = math.exp(log_alpha)
-            mean, vectors, found = newton(linear, self.problem.under(alpha).model(linear.model), prepared, mean)
+            under = self.problem.under(alpha).model(linear.model)
+            mean, vectors, found = mode(linear, under, prepared, mean, resting=1e-6)
             assert found
             step = math.log(self.gamma(alpha) / float(mean.double().square().sum())) - log_alpha
             print(f"precision {alpha:.4g}: the update is {step:+.4f} away, {vectors:.0f} products", file=sys.stderr)
