@@ -549,12 +549,12 @@ def test_a_killed_fit_goes_on_from_its_last_group(tmp_path: Path, monkeypatch: p
     sketch = conjugate_gradients.sketch
     monkeypatch.setattr(conjugate_gradients, "sketch", lambda *a: (sketches.append(1), sketch(*a))[1])
 
-    def killed(self: Any, model: Any, system: Any, start: Any = None, tolerance: Any = None) -> Any:
+    def killed(self: Any, model: Any, system: Any, start: Any = None) -> Any:
         solved.append(len(system.right))
         if solved.count(3) == 3 and len(solved) < 1000:
             solved.extend([0] * 1000)  # once only
             raise KeyboardInterrupt
-        return solve(self, model, system, start, tolerance)
+        return solve(self, model, system, start)
 
     monkeypatch.setattr(conjugate_gradients.PreparedGradients, "solve", killed)
     with pytest.raises(KeyboardInterrupt):
