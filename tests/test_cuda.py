@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Network, Training, models
-from caveat.engine.jacobian import Jacobian
+from caveat.engine.jacobian import Jacobian, full_precision
 from caveat.engine.network_features import NetworkFeatures
 from caveat.methods import discover
+from caveat.randomness import SMALL, normals
 from caveat.rows import Rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -122,3 +123,33 @@ def test_derivatives_of_a_deep_network_are_recognised_in_spite_of_rounding() -> 
     features = NetworkFeatures(network, network.params(), Rows((x, y)))
     assert features.outputs == 10
     assert not Jacobian(network, network.params(), x.cuda()).plan.general
+
+
+def test_many_normals_are_made_on_the_gpu_and_few_are_the_same_everywhere() -> None:
+    here, there = torch.zeros(1), torch.zeros(1, device="cuda")
+
+    def made(count: int, like: torch.Tensor) -> torch.Tensor:
+        return normals((count,), torch.Generator().manual_seed(3), like)
+
+    assert torch.equal(made(SMALL, there).cpu(), made(SMALL, here))
+    many = made(4 * SMALL, there)
+    assert many.device.type == "cuda"
+    assert torch.equal(many, made(4 * SMALL, there))
+    assert abs(float(many.mean())) < 0.01
+    assert abs(float(many.std()) - 1) < 0.01
+
+
+def test_products_in_float16_round_as_those_of_tf32() -> None:
+    torch.manual_seed(0)
+    network = Network(models.resnet18(width=16), caveat.Categorical()).to(torch.device("cuda"))
+    rows = Rows((torch.randn(64, 3, 32, 32), torch.zeros(64, dtype=torch.long)))
+    exact = NetworkFeatures(network, network.params(), rows)
+    short = NetworkFeatures(network, network.params(), rows, float16=True)
+    z, v = torch.randn(8, exact.size, device="cuda"), torch.randn(8, 64, 10, device="cuda")
+    with full_precision(torch.device("cuda")):
+        block = next(exact.blocks())
+        wanted = block.forward(z), block.backward(v)
+    for features in (exact, short):
+        block = next(features.blocks())
+        for found, expected in zip((block.forward(z), block.backward(v)), wanted, strict=True):
+            assert float((found - expected).norm() / expected.norm()) < 5e-3
