@@ -14,7 +14,7 @@ from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
-from caveat.methods import Method
+from caveat.methods import Checks, Method
 from caveat.network import Network, Params
 from caveat.posterior import Posterior, load
 from caveat.storage import State, describe, digest_of, stored_bytes
@@ -56,6 +56,8 @@ def fit(
     if target is not None and target.exists():
         raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
     _check_likelihood(method, task)
+    if isinstance(method, Checks):
+        method.check(task, place)
     needed = method.memory(task.network)
     what = f"{type(method).__name__} on {task.network.n_parameters:,} weights"
     refuse_if_too_large(what, needed, place, "make it smaller, or select fewer weights with parameters=")
@@ -71,9 +73,10 @@ def fit(
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
     try:
-        task, begin = _start(task, method, start, run)
-        begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
-        state, info = method.fit(task, begin, run)
+        with torch.autocast(place.type, enabled=False):  # a method's arithmetic is its own, whatever surrounds the call
+            task, begin = _start(task, method, start, run)
+            begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
+            state, info = method.fit(task, begin, run)
     except (ValueError, TypeError, MemoryError):
         if partial is not None and ranks.first and not any(partial.rglob("checkpoint*.safetensors")):
             run.discard()  # nothing is in it that another call could go on from

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from caveat import likelihoods, priors
-from caveat.batches import Inputs, count_rows, first_not_finite
+from caveat.batches import Inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
+from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info, Run
 from caveat.methods import Method, discover
@@ -35,6 +36,8 @@ from caveat.storage import (
 
 __all__ = ["Posterior", "load"]
 
+WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
+
 
 @dataclass(frozen=True, repr=False)
 class Posterior:
@@ -53,7 +56,8 @@ class Posterior:
         """Draws of the weights, n of them."""
         if n < 1:
             raise ValueError(f"sample(n={n}): must be at least 1")
-        return self.method.draws(self.state, self.network, n, torch.Generator().manual_seed(seed))
+        draws = self.method.draws(self.state, self.network, n, torch.Generator().manual_seed(seed))
+        return _without_autocast(draws, self.network.device)
 
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
@@ -69,7 +73,9 @@ class Posterior:
             variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
             return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
         rng = torch.Generator().manual_seed(seed)
-        with _shapes_in_errors(x):
+        with _shapes_in_errors(x), torch.autocast(self.network.device.type, enabled=False):
+            what = f"{n:,} draws for {count_rows(x):,} rows"
+            self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
             outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
@@ -81,7 +87,10 @@ class Posterior:
         The covariance is that of each row's D outputs, [B, D, D], or, with `joint`, of all rows together, [B D, B D].
         """
         x = self._checked(x)
-        with _shapes_in_errors(x):
+        with _shapes_in_errors(x), torch.autocast(self.network.device.type, enabled=False):
+            if joint:
+                advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
+                self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)
             found = self.method.moments(self.state, self.network, x, joint)
         if found is None:
             raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
@@ -98,7 +107,8 @@ class Posterior:
             output = self.network(self.network.params(), x)[:1]
         targets = rows.targets()
         self.network.likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
-        state = self.method.update(self.state, self.network, rows, run)
+        with torch.autocast(self.network.device.type, enabled=False):
+            state = self.method.update(self.state, self.network, rows, run)
         rows_before = self.info.diagnostics.get("updated_with_rows", 0)
         of_the_fit = ("log_marginal_likelihood", "validation_nll")  # of fewer rows than there are now
         diagnostics = {key: value for key, value in self.info.diagnostics.items() if key not in of_the_fit}
@@ -111,6 +121,20 @@ class Posterior:
             diagnostics=diagnostics | {"updated_with_rows": rows_before + len(rows)},
         )
         return dataclasses.replace(self, state=state, info=info)
+
+    def _refuse_if_too_large(self, what: str, x: Inputs, draws: int, power: int, advice: str) -> None:
+        """Draws times the outputs of all rows to a power, as they come, as they are put together, and as they are used.
+
+        Where that may be many numbers: how many outputs a row has takes a pass to find out.
+        """
+        rows = count_rows(x)
+        if draws * rows**power < WORTH_A_PASS:
+            return
+        first = move(next(iter(slices(x, 1))), self.network.device)
+        with torch.no_grad():
+            outputs = self.network(self.network.params(), first)
+        numbers = draws * (rows * outputs.numel()) ** power
+        refuse_if_too_large(what, 3 * numbers * outputs.element_size(), self.network.device, advice)
 
     def _checked(self, x: Inputs) -> Inputs:
         """The inputs, once it is known that the network can take them."""
@@ -218,7 +242,19 @@ def _shapes_in_errors(x: Inputs) -> Iterator[None]:
         raise
     except RuntimeError as error:
         shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
+        if "allocate memory" in str(error):  # on a CPU torch has no error of its own for it
+            raise MemoryError(f"too little memory for inputs of shapes {shapes}: take fewer rows or draws") from error
         raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
+
+
+def _without_autocast(draws: Iterator[Params], device: torch.device) -> Iterator[Params]:
+    """The draws, each made in the arithmetic of the weights; what is done between them is the caller's own."""
+    while True:
+        with torch.autocast(device.type, enabled=False):
+            draw = next(draws, None)
+        if draw is None:
+            return
+        yield draw
 
 
 def _known_classes() -> list[type]:

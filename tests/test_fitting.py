@@ -1,6 +1,7 @@
 """What a fit starts from, and how it goes on after a kill."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,3 +192,50 @@ def test_a_refused_fit_leaves_nothing_that_blocks_the_corrected_one(tmp_path: Pa
         caveat.fit(task(), caveat.SubnetworkLaplace("fc"), start=point, folder=tmp_path / "posterior", progress=False)
     assert not list(tmp_path.iterdir())
     caveat.fit(task(), caveat.SubnetworkLaplace("2"), start=point, folder=tmp_path / "posterior", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "prior", "complaint"),
+    [
+        (caveat.SubnetworkLaplace(weights=1000), caveat.GaussianPrior(), "more than the network has"),
+        (caveat.SubnetworkLaplace(weights="head"), caveat.GaussianPrior(), "matches no parameter"),
+        (caveat.SubnetworkLaplace(weights=5, score=torch.ones(3)), caveat.GaussianPrior(), "score has 3 numbers"),
+        (caveat.SubnetworkLaplace(weights=5), caveat.LaplacePrior(), "needs a Gaussian prior"),
+        (caveat.LastLayerLaplace(layer="head"), caveat.GaussianPrior(), "the layers are"),
+        (caveat.LastLayerLaplace(), caveat.LaplacePrior(), "needs a Gaussian prior"),
+        (caveat.Laplace(), caveat.LaplacePrior(), "needs a Gaussian prior"),
+        (caveat.Laplace(precision="validation"), caveat.GaussianPrior(), "needs validation rows"),
+        (caveat.Laplace(structure="full"), caveat.GaussianPrior(), "over 42 weights .* needs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_can_be_refused_is_refused_before_the_start_is_trained(
+    method: Any, prior: Any, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(*_: object) -> None:
+        raise AssertionError("trained first")
+
+    monkeypatch.setattr(caveat.MAP, "fit", trained)
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 15_000)
+    module = task().network.module.requires_grad_(True)
+    own = caveat.Task(module, task().train.everything(), caveat.Categorical(), prior)
+    with pytest.raises((ValueError, MemoryError), match=complaint):
+        caveat.fit(own, method, start=POINT, progress=False)
+
+
+def test_answers_too_large_for_the_memory_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = caveat.fit(task(), caveat.Laplace(precision="given"), start=POINT, progress=False)
+    x = torch.randn(1024, 2, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 20_000_000)
+    with pytest.raises(MemoryError, match=r"joint covariance of 1,024 rows needs 50\.3 MB.*fewer rows, or joint=False"):
+        posterior.moments(x, joint=True)
+    with pytest.raises(MemoryError, match=r"1,024 draws for 1,024 rows needs 25\.2 MB.*take fewer draws"):
+        posterior.predict(x, draws=1024)
+    assert len(posterior.predict(x, draws=100).samples) == 100
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(caveat.Laplace, "moments", full)
+    with pytest.raises(MemoryError, match=r"too little memory for inputs of shapes \[\(1024, 2\)\]: take fewer"):
+        posterior.moments(x)

@@ -1,6 +1,7 @@
 """What a fit costs and what the machine has: peak memory measured, free memory asked for, too much refused."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -52,10 +53,11 @@ def _kilobytes(file: str, key: str) -> int | None:
     return next((int(words[1]) * 1024 for words in lines if words[:1] == [key]), None)
 
 
-def refuse_if_too_large(what: str, needed: int, device: torch.device, advice: str) -> None:
-    """Raise a MemoryError before the work starts."""
+def refuse_if_too_large(what: str, needed: int, device: torch.device, advice: str | Callable[[int], str]) -> None:
+    """Raise a MemoryError before the work starts, with advice, which may depend on how many bytes are free."""
     free = free_bytes(device)
     if free is not None and needed > free:
+        advice = advice if isinstance(advice, str) else advice(free)
         raise MemoryError(f"{what} needs {words(needed)}, {words(free)} are free on {device}: {advice}")
 
 

@@ -274,6 +274,7 @@ class Sweep:
                 here = jacobian.at(x)
                 totals["log_likelihood"] += self.network.likelihood.log_prob(here.outputs, y, self.hyper).sum()
                 add(here, y, rng)
+                del here  # before the next pass is made: two would be held at once
                 done += len(y)
                 bar.update(len(y))
                 if ranks.size == 1 and part.checkpoint_due():
@@ -323,9 +324,8 @@ def kronecker_layers(here: Here) -> list[tuple[str, ...]]:
 def _add_factors(
     here: Here, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
 ) -> None:
-    products = here.products()
     for name, *bias in layers:
-        for use, point in products[name]:
+        for use, point in here.factored(name):
             step = max(1, working_numbers(here.outputs) // _numbers(use, gradients[point]))
             for start in range(0, use.rows, step):
                 rows = slice(start, min(start + step, use.rows))

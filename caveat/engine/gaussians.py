@@ -11,8 +11,7 @@ every multiple of one prior with the work of a single decomposition.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -124,17 +123,19 @@ class Dense:
         """J P^-1 J^T from half of it."""
         more_rows_than_weights = here.outputs.numel() > len(self.prior)
         if more_rows_than_weights and here.features() is not None:  # the inverse is less work than solving for J
-            half = here.times(self._inverse)
+            half = here.times(self._inverse(here.jacobian.network.found))
         else:
             half = self._whitened(here.rows())
         half = half.flatten(0, 1) if joint else half
         return half @ half.mT
 
-    @cached_property
-    def _inverse(self) -> Tensor:
-        """L^-T."""
-        one = torch.eye(len(self.prior), dtype=self.cholesky.dtype, device=self.cholesky.device)
-        return torch.linalg.solve_triangular(self.cholesky.mT, one, upper=True)
+    def _inverse(self, found: dict[Any, Any]) -> Tensor:
+        """L^-T: n^3 work, so kept with the network, since every prediction makes this object anew."""
+        if found.get("inverse", (None, None))[0] is not self.cholesky:
+            one = torch.eye(len(self.prior), dtype=self.cholesky.dtype, device=self.cholesky.device)
+            found["inverse"] = self.cholesky, torch.linalg.solve_triangular(self.cholesky.mT, one, upper=True)
+        inverse: Tensor = found["inverse"][1]
+        return inverse
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """L^-T z with z standard normal."""
@@ -164,7 +165,9 @@ class Dense:
     def curvature(self) -> "Full":
         """What the data gave: P less the prior."""
         factor = in_float64(self.cholesky)
-        return Full(factor @ factor.mT - torch.diag(self.prior.to(factor)))
+        precision = factor @ factor.mT
+        precision.diagonal().sub_(self.prior.to(factor))
+        return Full(precision)
 
 
 @dataclass(frozen=True)
@@ -175,14 +178,14 @@ class Full:
 
     def gaussian(self, prior: Tensor) -> Dense:
         """Factor GGN + diag(prior)."""
-        return Dense(_factored(self.ggn, prior).to(prior.dtype), prior)
+        return Dense(_factored(in_float64(self.ggn, copy=True), prior).to(prior.dtype), prior)
 
     def path(self, prior: Tensor) -> "_Spectrum":
         """One eigendecomposition of the GGN in units of the prior: its eigenvalues plus the scale are all there is."""
-        wide = in_float64(self.ggn)
+        wide = in_float64(self.ggn, copy=True)
         root = prior.to(wide).sqrt()
-        values, vectors = torch.linalg.eigh(wide / root / root.unsqueeze(1))
-        scaled = (vectors / root.unsqueeze(1)).to(prior.dtype)
+        values, vectors = _eigh(wide.div_(root).div_(root.unsqueeze(1)))
+        scaled = vectors.div_(root.unsqueeze(1)).to(prior.dtype)
         lowest = max(-2 * float(values[0]), torch.finfo(values.dtype).eps * float(values[-1]))
         return _Spectrum(values.clamp_min(0), scaled, 2 * float(root.log().sum()), lowest)
 
@@ -288,7 +291,7 @@ class Rows:
 
     def path(self, prior: Tensor) -> "_DualSpectrum":
         """One eigendecomposition of the rows' inner products in units of the prior."""
-        values, vectors = torch.linalg.eigh(self._inner(prior))
+        values, vectors = _eigh(self._inner(prior))
         return _DualSpectrum(self.rows, prior, values.clamp_min(0), vectors)
 
     def times(self, factor: float) -> "Rows":
@@ -299,7 +302,7 @@ class Rows:
         """Rows D^-1 rows^T; nearly singular where rows say the same, so in float64 where it is small."""
         m = len(self.rows)
         total = self.rows.new_zeros(m, m, dtype=torch.float64 if m <= DOUBLE_UP_TO else None)
-        for rows, own in zip(self.rows.split(2**16, 1), prior.split(2**16), strict=True):
+        for rows, own in zip(self.rows.split(2**10, 1), prior.split(2**10), strict=True):
             scaled = rows.to(total.dtype) / own.to(total).sqrt()
             total.addmm_(scaled, scaled.T)
         return total
@@ -341,21 +344,30 @@ class _DualSpectrum:
         return prior + float((1 + self.values.double() / scale).log().sum())
 
 
-def in_float64(matrix: Tensor) -> Tensor:
+def in_float64(matrix: Tensor, copy: bool = False) -> Tensor:
     """The matrix to factor: in float64 where that is affordable."""
-    return matrix.double() if len(matrix) <= DOUBLE_UP_TO else matrix
+    return matrix.to(torch.float64 if len(matrix) <= DOUBLE_UP_TO else matrix.dtype, copy=copy)
 
 
-def _factored(curvature: Tensor, prior: Tensor) -> Tensor:
-    """The Cholesky factor of curvature + diag(prior)."""
-    precision = in_float64(curvature).clone()
+def _factored(precision: Tensor, prior: Tensor) -> Tensor:
+    """The Cholesky factor of precision + diag(prior), in the place of the matrix."""
     precision.diagonal().add_(prior.to(precision))
-    factor, failed = torch.linalg.cholesky_ex(precision)
-    if int(failed) or not bool(factor.diagonal().isfinite().all()):
-        lowest = float(precision.diagonal().min())
+    lowest = float(precision.diagonal().min())
+    # The upper factor of a matrix stored by columns is the lower one stored by rows: nothing is copied, and the layout
+    # is as it will be when loaded, on which a solve's last bits depend.
+    failed = torch.empty((), dtype=torch.int32, device=precision.device)
+    torch.linalg.cholesky_ex(precision.mT, upper=True, out=(precision.mT, failed))
+    if int(failed) or not bool(precision.diagonal().isfinite().all()):
         raise ValueError(
             f"the posterior's precision matrix ({len(precision):,} weights) is not positive definite (its smallest "
             f"diagonal entry is {lowest:.3g}, the prior's precision {float(prior.min()):.3g}): raise the prior's "
             "precision, or compute in float64 or with arithmetic='full'"
         )
-    return factor.contiguous()  # as it will be when loaded: a solve's last bits depend on the layout
+    return precision
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, and eigenvectors in the place of the matrix."""
+    values = torch.empty(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    torch.linalg.eigh(matrix.mT, out=(values, matrix.mT))
+    return values, matrix.mT

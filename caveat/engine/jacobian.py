@@ -20,12 +20,13 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
 from caveat.engine.cost import free_bytes
@@ -118,8 +119,14 @@ class Jacobian:
         key = ("jacobian", *self.pieces)
         if key not in network.found:
             self.params = _nearby(params, network.names)
-            with full_precision(network.device):
-                network.found[key] = self._planned(_few_rows(x))
+            try:
+                with full_precision(network.device):
+                    network.found[key] = self._planned(_few_rows(x))
+            except CheckpointError as error:  # what is computed again would be at other parameters
+                raise ValueError(
+                    "the network computes activations again in its backward pass (torch.utils.checkpoint), where the "
+                    "gradients of each row cannot be followed: switch gradient checkpointing off in the module"
+                ) from error
             self.params = params
         self.plan: _Plan = network.found[key]
         self.order = self._order()
@@ -135,14 +142,25 @@ class Jacobian:
         return torch.cat([torch.arange(p.start, p.stop, device=device).reshape(outputs, -1) for p in places], 1)
 
     def at(self, x: Inputs) -> "Here":
-        """One forward pass over these rows."""
-        here = self._pass(map_tensors(_fast_layout, x), self.plan, self.bfloat16)
-        if here.tape.unknown:
-            names = ", ".join(sorted(here.tape.unknown)[:3])
-            raise ValueError(
-                f"the network uses {names} in these rows otherwise than in the first ones: "
-                "leave those parameters out with parameters="
-            )
+        """One forward pass over these rows.
+
+        A layer that sees some of the rows only, or in another order (mixtures of experts), may have looked like any
+        other in the first rows: its parameters get copies from then on, row by row.
+        """
+        x = map_tensors(_fast_layout, x)
+        here = self._pass(x, self.plan, self.bfloat16)
+        wrong = here.tape.unknown | here.misplaced()
+        if not wrong:
+            return here
+        known = tuple(name for name in self.plan.known if name not in wrong)
+        general = tuple(name for name in self.pieces if name not in known)
+        numbers = self.plan.numbers + sum(self.sizes[name] for name in wrong)
+        self.plan = replace(self.plan, known=known, general=general, vectorised=False, numbers=numbers, last=())
+        self.network.found["jacobian", *self.pieces] = self.plan
+        self.order = None
+        here = self._pass(x, self.plan, self.bfloat16)
+        if not self.bfloat16:
+            _check_rows_are_independent(here.outputs, here.results[1].detach())
         return here
 
     def rows_at_once(self, columns: int = 0, layers: int = 1) -> int:
@@ -284,6 +302,30 @@ class Here:
         found = torch.autograd.grad(reached, self.points, cotangents, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.points, found, strict=True)]
 
+    def misplaced(self) -> set[str]:
+        """Parameters that met rows elsewhere than they were taken to be, where that can happen.
+
+        A cotangent that is multiplied by a power of two of each row's own multiplies the row's gradients, and no
+        others, by that power.
+        """
+        at_risk = [
+            (u, p) for u, p in self.uses if not isinstance(u, _Copies) and (u.axis == "folded" or self.tape.selects)
+        ]
+        if not at_risk or not len(self.outputs):
+            return set()
+        rng = torch.Generator().manual_seed(0)
+        v = torch.randn(self.outputs.shape, generator=rng, dtype=torch.float64).to(self.outputs)
+        powers = (2.0 ** (torch.arange(len(v)) % 61 - 30)).to(v)
+        plain, multiplied = self.gradients(v), self.gradients(v * powers.reshape(-1, *[1] * (v.ndim - 1)))
+        found = set()
+        for use, point in at_risk:
+            wanted, given = (use.arranged(gradients[point]).flatten(1) for gradients in (plain, multiplied))
+            given = given / powers.repeat_interleave(len(given) // use.rows).unsqueeze(1).to(given.dtype)
+            rounding = 0.1 * wanted.abs() + 1e-3 * wanted.abs().max()
+            if bool(((given - wanted).abs() > rounding).any()):
+                found.add(use.name)
+        return found
+
     def columns(self, v: Tensor) -> Tensor:
         """v^T J of the chosen weights for each row, [B, S]; in bfloat16 where the passes are."""
         dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
@@ -305,6 +347,13 @@ class Here:
             for i, v in enumerate(one_hot(self.outputs)):
                 self._add_columns(v, self._rows[:, i])
         return self._rows
+
+    def of_outputs(self, chosen: Tensor) -> "Here":
+        """The same pass with some of each row's flat outputs only, [B, d]."""
+        with torch.enable_grad():
+            results = [result.flatten(1)[:, chosen] for result in self.results]
+        outputs = self.outputs.flatten(1)[:, chosen]
+        return Here(self.jacobian, self.tape, outputs, results, self.points, self.uses)
 
     def last_layer(self) -> tuple[str, ...]:
         """Weight and bias of the linear layer that makes the outputs, where it is all that is watched; else none."""
@@ -384,6 +433,16 @@ class Here:
             for name, places in self.by_name().items()
             if all(isinstance(use, Product) for use, _ in places)
         }
+
+    def factored(self, name: str) -> list[tuple[Product, int]]:
+        """Uses of a weight that has Kronecker factors, with their points; none where it does not act."""
+        places = self.by_name().get(name, [])
+        if any(use.name in self.jacobian.plan.general for use, _ in places):
+            raise ValueError(
+                f"{name} acts on some of the rows only, or in another order, unlike in the first rows, so it has no "
+                "Kronecker factors: use structure='diagonal', or leave it out with parameters="
+            )
+        return [(use, point) for use, point in places if isinstance(use, Product)]
 
     def by_name(self) -> dict[str, list[tuple[Use, int]]]:
         """Uses and their points, by parameter."""

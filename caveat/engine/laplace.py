@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from caveat.batches import Inputs, count_rows, map_tensors, move, slices
-from caveat.engine.cost import free_bytes, refuse_if_too_large, words
-from caveat.engine.curvature import Fisher, Sweep, places
+from caveat.engine.cost import refuse_if_too_large
+from caveat.engine.curvature import Fisher, Sweep, exact_columns, places
 from caveat.engine.draws import push_draws
 from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Rows
 from caveat.engine.jacobian import Jacobian, evenly, plain_attention
+from caveat.engine.laplace_memory import Structure, full_bytes, structure_bytes, what_fits
 from caveat.engine.layered import Kronecker, Layered, restored
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.tuning import Precision, Tuned, Tuner
@@ -36,7 +37,6 @@ __all__ = ["Arithmetic", "LaplaceMethod", "Prediction", "Structure", "flat_prior
 
 Prediction = Literal["auto", "samples", "weights", "closed", "bridge"]
 Arithmetic = Literal["full", "bfloat16"]
-Structure = Literal["full", "kronecker", "diagonal", "low_rank"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,7 @@ class LaplaceMethod(ABC):
     arithmetic: Arithmetic = "full"  # of the curvature; bfloat16: passes in bfloat16, sums in float32
     skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
     n_draws: Count = 100  # of a prediction
+    structured: ClassVar[str] = "Laplace"  # the method that has other structures for its weights
     starts_from: ClassVar[StartsFrom] = "trained"
     likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
 
@@ -67,6 +68,20 @@ class LaplaceMethod(ABC):
     def closed_form(self, likelihood: Likelihood) -> bool:
         """Where it is asked for, or exact: a mixture of draws would be lumpy where the noise is small."""
         return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, GaussianLikelihood))
+
+    @abstractmethod
+    def about(self, task: Task, network: Network) -> tuple[Network, int, Structure]:
+        """The network restricted to the parameters concerned, how many of its weights are chosen, their structure."""
+
+    def check(self, task: Task, device: torch.device) -> None:
+        """Refuse what can be refused before a start is trained; memory as if no row were left out."""
+        network = task.network
+        own, n, structure = self.about(task, network)
+        flat_prior(own, network.params())
+        first, targets = task.outputs(network, network.params(), task.train.part(torch.arange(1)))
+        self._check_knobs(task, network, first)
+        rank = 1 if self.fisher == "mc" else exact_columns(network, first, targets, task.hyper)
+        self._refuse_if_too_large(task, own, n, structure, task.n * rank, device)
 
     @abstractmethod
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
@@ -87,11 +102,11 @@ class LaplaceMethod(ABC):
         params, hyper = dict(start["params"]), dict(start["hyper"])
         if hyper.pop("temperature", None) is not None:
             run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
-        self._check(task, network)
+        network.found.pop("inverse", None)  # of an earlier posterior
+        prior, weights = _chosen(flat_prior(network, params), index), _chosen(_flat(network, params), index)
         rows, skipped = self._informative(task, network, params, hyper, run)
         sweep = Sweep(network, params, hyper, rows, run, self.fisher, self.arithmetic == "bfloat16")
-        curvature = self._curvature(sweep, index, structure)
-        prior, weights = _chosen(flat_prior(network, params), index), _chosen(_flat(network, params), index)
+        curvature = self._curvature(task, sweep, index, structure)
         log_likelihood = sweep.log_likelihood
         if skipped["rows"] or sweep.bfloat16:  # not of all rows, or too coarse
             log_likelihood = float(task.log_likelihood(network, params, hyper)) * task.n
@@ -110,7 +125,7 @@ class LaplaceMethod(ABC):
             treatment = _treatment(curvature, structure, network)
         return state, run.info(task.network, treatment, report)
 
-    def _check(self, task: Task, network: Network) -> None:
+    def _check_knobs(self, task: Task, network: Network, outputs: Tensor) -> None:
         kind = type(network.likelihood).__name__
         if network.dtype not in (torch.float32, torch.float64):
             raise ValueError(
@@ -119,10 +134,7 @@ class LaplaceMethod(ABC):
             )
         if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
             raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
-        if (
-            self.prediction == "bridge"
-            and task.outputs(network, network.params(), task.train.part(torch.arange(1)))[0].ndim != 2
-        ):
+        if self.prediction == "bridge" and outputs.ndim != 2:
             raise ValueError("prediction='bridge' is for one target a row: use 'samples' or 'closed'")
         if self.prediction == "closed" and kind == "Poisson":
             raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
@@ -146,30 +158,30 @@ class LaplaceMethod(ABC):
         share = float(traces[order[:count]].sum() / traces.sum().clamp_min(1e-300))
         return task.train.part(kept), {"rows": count, "share_of_information": share}
 
-    def _curvature(self, sweep: Sweep, index: Tensor | None, structure: Structure) -> Curvature:
+    def _curvature(self, task: Task, sweep: Sweep, index: Tensor | None, structure: Structure) -> Curvature:
         if structure in ("kronecker", "diagonal"):
             return sweep.layered(structure == "kronecker")
         if structure == "low_rank":
             return sweep.low_rank(self._rank)
         n = sweep.network.n_parameters if index is None else len(index)
         m = len(sweep.rows) * sweep.rank()
-        self._refuse_if_too_large(n, min(m, n), sweep)
+        self._refuse_if_too_large(task, sweep.network, n, structure, m, sweep.network.device)
         return sweep.stacked(index) if m < n else sweep.full(index)
 
-    def _refuse_if_too_large(self, n: int, m: int, sweep: Sweep) -> None:
-        """The precision matrix [n, n], its factor and, when tuning, its eigenvectors; or m rows of n in the dual."""
-        copies = 3 if self.precision in ("given", "scaled") or isinstance(self.precision, float | int) else 6
-        item = 8 if n <= DOUBLE_UP_TO else sweep.network.dtype.itemsize
-        needed = item * (copies * n * n if m == n else 2 * m * n + copies * m * m)
-        free = free_bytes(sweep.network.device)
-        if free is not None and needed > free:
-            fits = int((free / (copies * item)) ** 0.5)
-            kind = "the precision matrix" if m == n else f"{m:,} rows of gradients"
-            raise MemoryError(
-                f"{n:,} weights need {words(needed)} for {kind}, {words(free)} are free on {sweep.network.device}: try "
-                f"SubnetworkLaplace(weights={max(fits // 100 * 100, min(fits, 100)):_}) or "
-                "Laplace(structure='kronecker')"
-            )
+    def _refuse_if_too_large(
+        self, task: Task, network: Network, n: int, structure: Structure, m: int, device: torch.device
+    ) -> None:
+        """For n weights of a (restricted) network and m rows of gradients."""
+        tuned = isinstance(self.precision, str) and self.precision not in ("given", "scaled")
+        needed = structure_bytes(network, structure, self._rank)
+        what = f"a {structure} structure over {n:,} weights"
+        if structure == "full":
+            needed = max(needed, full_bytes(n, m, network.dtype.itemsize, tuned))
+            what += f" ({m:,} rows of gradients)" if m < n else " (the precision matrix)"
+        own = network if self.structured == "LastLayerLaplace" else task.network
+        refuse_if_too_large(
+            what, needed, device, lambda free: what_fits(task.network, own, self.structured, m, tuned, free)
+        )
 
     def _tuned(self, tuner: Tuner, task: Task, sweep: Sweep, index: Tensor | None) -> Tuned:
         how = self.precision
@@ -187,7 +199,7 @@ class LaplaceMethod(ABC):
         elif how == "layers":
             tuned = tuner.layers(_by_layer(sweep.network, index))
         else:
-            assert task.validation is not None  # `_check` has seen to it
+            assert task.validation is not None  # `check` has seen to it
             if self.prediction == "weights":
                 tuned = tuner.validation_by_draws(
                     lambda gaussian, x, rng: self._weight_outputs(gaussian, sweep, index, x, rng),
@@ -253,6 +265,7 @@ class LaplaceMethod(ABC):
             here = jacobian.at(move(piece, network.device))
             shifts = gaussian.shifts(here, deltas)
             found.append(here.outputs + shifts.reshape(n, *here.outputs.shape).to(here.outputs.dtype))
+            del here  # before the next pass is made: two would be held at once
         return torch.cat(found, 1), state["hyper"]
 
     def _by_tangents(
@@ -293,6 +306,7 @@ class LaplaceMethod(ABC):
             here = jacobian.at(move(piece, network.device))
             means.append(here.outputs)
             covariances.append(gaussian.covariance(here, joint))
+            del here
         return torch.cat(means), torch.cat(covariances)
 
     def _jacobian(self, state: State, network: Network, index: Tensor | None, x: Inputs) -> Jacobian:

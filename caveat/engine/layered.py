@@ -104,11 +104,11 @@ class Rotated:
 
     def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
-        places = [(use, point) for use, point in here.by_name()[names[0]] if isinstance(use, Product)]
+        places = here.factored(names[0])
         gradients = here.output_gradients()
         size = len(self.in_values) * len(self.out_values) * max(len(gradients), 1)
         step = max(1, working_numbers(here.outputs) // size)
-        for start in range(0, len(here.outputs), step):
+        for start in range(0, len(here.outputs) if places else 0, step):
             rows = slice(start, min(start + step, len(here.outputs)))
             found: list[Tensor] = []
             for use, point in places:

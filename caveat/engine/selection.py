@@ -12,8 +12,8 @@ With G the GGN's diagonal, R = sum_n ||dF(x_n)/dw||^2, w the weight and d its pr
     magnitude  |w|
     random
 
-A weight without curvature (G = 0) does nothing on the data: its posterior is its prior and the outputs do not move with
-it, so it is left out. The variance rule would take such weights first.
+A weight without curvature (G = 0) does nothing on the rows looked at: its posterior is its prior and the outputs do not
+move with it, so it is left out. The variance rule would take such weights first.
 """
 
 from dataclasses import dataclass
@@ -48,43 +48,41 @@ class Selection:
 def select(
     task: Task, sweep: Sweep, count: int, score: Score | Tensor, prior: Tensor, run: Run, keep_dead: bool = False
 ) -> Selection:
-    """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take)."""
+    """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take).
+
+    A score of -inf is never chosen.
+    """
     network = sweep.network
     n = network.n_parameters
     if isinstance(score, Tensor) and score.numel() != n:
         raise ValueError(f"score has {score.numel():,} numbers, but the network has {n:,} weights: give one to each")
     if isinstance(score, Tensor) and keep_dead:  # nothing to ask of the data
-        _refuse_nan(score)
-        chosen = score.flatten().topk(count).indices.sort().values.cpu()
-        return Selection(chosen, {"weights": count, "of": n, "score": "given"})
+        values = score.detach().flatten().double()
+        best = _best(values, values > -torch.inf, count, "a score of -inf", run)
+        return Selection(best.cpu(), {"weights": len(best), "of": n, "score": "given"})
     some = torch.linspace(0, len(sweep.rows) - 1, min(len(sweep.rows), ROWS), dtype=torch.float64).long()
     seen = Sweep(network, sweep.params, sweep.hyper, sweep.rows.part(some), run, "exact", sweep.bfloat16)
     outputs = seen.jacobian().plan.outputs
     exact = 2.0 * outputs * n * len(some) <= EXACT_UP_TO
     ggn, energy = (_flat(found, network) * (len(sweep.rows) / len(some)) for found in seen.scores(exact))
     values = (
-        score.flatten().to(ggn) if isinstance(score, Tensor) else _scores(score, task, sweep, ggn, energy, prior, run)
+        score.detach().flatten().to(ggn.device, torch.float64)
+        if isinstance(score, Tensor)
+        else _scores(score, task, sweep, ggn, energy, prior, run)
     )
-    _refuse_nan(values)
-    alive = torch.ones_like(ggn, dtype=torch.bool) if keep_dead else ggn > 1e-10 * ggn.mean()
-    living = int(alive.sum())
-    if living < count:
-        run.warnings.append(
-            f"weights={count:,} were asked for, but only {living:,} of {n:,} have any curvature on the data: "
-            "the others are left out (keep_dead=True takes them too)"
-        )
-        if not living:
-            raise ValueError("no weight has any curvature on the data: the outputs do not depend on them")
-    best = values.masked_fill(~alive, -torch.inf).topk(min(count, living)).indices.sort().values
+    dead = ~(ggn > 1e-10 * ggn.mean())
+    because = f"no curvature on the {len(some):,} rows looked at (keep_dead=True takes them too)"
+    because += " or a score of -inf" if bool((values == -torch.inf).any()) else ""
+    best = _best(values, (values > -torch.inf) & (~dead | keep_dead), count, because, run)
     variance = 1 / (ggn + prior.to(ggn))
-    dropped = torch.ones_like(alive)
+    dropped = torch.ones_like(dead)
     dropped[best] = False
     report = {
         "weights": len(best),
         "of": n,
         "score": "given" if isinstance(score, Tensor) else score,
         "score_from": f"{len(some)} rows, {'exact' if exact else 'one random cotangent each'}",
-        "without_curvature": n - living if not keep_dead else int((ggn <= 1e-10 * ggn.mean()).sum()),
+        "without_curvature": int(dead.sum()),
         # The paper's distance, under which weights are independent: the root of what the dropped variances sum to.
         "wasserstein": float(variance[dropped].double().sum().sqrt()),
         "share_of_variance": float(variance[best].double().sum() / variance.double().sum()),
@@ -94,9 +92,19 @@ def select(
     return Selection(best.cpu(), report)
 
 
-def _refuse_nan(values: Tensor) -> None:
+def _best(values: Tensor, allowed: Tensor, count: int, because: str, run: Run) -> Tensor:
+    """Places of the highest scores, in order; `because` says what keeps the others from being chosen."""
     if bool(values.isnan().any()):
         raise ValueError("the score holds NaN: give every weight a number")
+    found = int(allowed.sum())
+    if not found:
+        raise ValueError(f"no weight can be chosen: all have {because}")
+    if found < count:
+        run.warnings.append(
+            f"weights={count:,} were asked for, but only {found:,} of {len(values):,} can be chosen: the others have "
+            f"{because}"
+        )
+    return values.masked_fill(~allowed, -torch.inf).topk(min(count, found)).indices.sort().values
 
 
 def _scores(score: Score, task: Task, sweep: Sweep, ggn: Tensor, energy: Tensor, prior: Tensor, run: Run) -> Tensor:

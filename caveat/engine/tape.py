@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import tensors
@@ -31,6 +32,7 @@ class Tape(Record, TorchFunctionMode):
         super().__init__(watched, rows, axes)
         self.unknown: set[str] = set()
         self.last: set[str] = set()  # parameters that the last function to take any took
+        self.selects = False  # whether a function picks entries of a tensor that has the rows, and may mix them up
         self.widest = 0  # numbers in the largest result of any function that has the rows, or rows x positions
 
     def __torch_function__(
@@ -38,9 +40,16 @@ class Tape(Record, TorchFunctionMode):
     ) -> Any:
         """Let the function run; note what it does with watched parameters."""
         result = self._called(func, args, kwargs or {})
+        self.selects |= func is not F.embedding and self._may_select(tensors((args, kwargs)))
         of_rows = (tensor.numel() for tensor in tensors(result) if self._has_rows(tensor))
         self.widest = max(self.widest, *of_rows, 0)
         return result
+
+    def _may_select(self, given: list[Tensor]) -> bool:
+        """Whether one of a function's tensors may be the places or a mask of what it takes from another."""
+        return any(t.ndim and not t.is_floating_point() for t in given) and any(
+            t.is_floating_point() and self._has_rows(t) for t in given
+        )
 
     def _has_rows(self, tensor: Tensor) -> bool:
         folded = tensor.ndim > 0 and self.rows > 0 and len(tensor) % self.rows == 0

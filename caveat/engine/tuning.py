@@ -22,12 +22,13 @@ from torch import Tensor
 
 from caveat.engine.gaussians import Curvature, Gaussian, Path
 from caveat.engine.jacobian import Jacobian
+from caveat.engine.output_draws import covariances, drawn_outputs, rows_at_once, together
 from caveat.engine.run import Run
 from caveat.engine.search import golden_section
 from caveat.likelihoods import Hyper, Likelihood
 from caveat.rows import Rows
 
-__all__ = ["Precision", "Tuned", "Tuner", "log_evidence", "sampled_outputs"]
+__all__ = ["Precision", "Tuned", "Tuner", "log_evidence"]
 
 Precision = Literal["auto", "given", "scaled", "evidence", "layers", "validation"]
 
@@ -108,13 +109,15 @@ class Tuner:
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(scales), dtype=torch.float64)
         rng = torch.Generator().manual_seed(self.run.seed)
+        x, y = next(iter(some.ordered(1, network.device)))
+        groups = together(network.likelihood, jacobian.at(x).outputs, y, hyper)
         with self.run.bar(len(some), "validation row") as bar:
-            for x, y in some.ordered(_rows_at_once(path, jacobian), network.device):
+            for x, y in some.ordered(rows_at_once(path, jacobian, groups, len(scales), DRAWS), network.device):
                 here = jacobian.at(x)
-                mean, covariance = here.outputs, path.covariances(here, scales)
-                noise = torch.randn(DRAWS, *mean.flatten(1).shape, generator=rng, dtype=torch.float64).to(mean)
-                for k in range(len(scales)):
-                    outputs = sampled_outputs(mean, covariance[k], noise)
+                groups = together(network.likelihood, here.outputs, y, hyper)  # longer sequences have more
+                noise = torch.randn(DRAWS, len(y), *groups.shape, generator=rng, dtype=torch.float64)
+                for k, covariance in enumerate(covariances(path, here, scales, groups)):
+                    outputs = drawn_outputs(here.outputs, covariance, noise.to(here.outputs), groups)
                     total[k] += _nll(network.likelihood, outputs, y, hyper)
                 bar.update(len(y))
         return self._best(scales, total / len(some))
@@ -133,10 +136,12 @@ class Tuner:
         hypers = [hyper | {"log_noise": hyper["log_noise"] + math.log(noise)} for noise in NOISES]
         some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
         total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
+        alone = torch.arange(jacobian.plan.outputs).unsqueeze(1)
         with self.run.bar(len(some), "validation row") as bar:
-            for x, y in some.ordered(_rows_at_once(path, jacobian), jacobian.network.device):
+            for x, y in some.ordered(rows_at_once(path, jacobian, alone, len(scales)), jacobian.network.device):
                 here = jacobian.at(x)
-                variances = path.covariances(here, scales).diagonal(dim1=-2, dim2=-1)  # [K, B, D]
+                alone = torch.arange(here.outputs[0].numel()).unsqueeze(1)
+                variances = covariances(path, here, scales, alone).flatten(2)  # [K, B, D]
                 for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):
                     for k, variance in enumerate(variances):
                         shaped = noise**2 * variance.reshape(here.outputs.shape)
@@ -216,11 +221,6 @@ class Tuner:
         return report
 
 
-def _rows_at_once(path: Path, jacobian: Jacobian) -> int:
-    """As the path says, and as the covariances of all scales fit."""
-    return max(1, min(path.rows_at_once(jacobian), 2**26 // (len(SCALES) * jacobian.plan.outputs**2)))
-
-
 def _usable(path: Path) -> list[float]:
     """The scales at which the precision is positive definite beyond rounding."""
     scales = [scale for scale in SCALES if scale > path.lowest]
@@ -237,13 +237,6 @@ def log_evidence(log_likelihood: float, weights: Tensor, prior: Tensor, log_det:
     prior = prior.double()
     fit = float((prior * weights.double().to(prior.device).square()).sum())
     return log_likelihood - 0.5 * (fit - float(prior.log().sum()) + log_det)
-
-
-def sampled_outputs(mean: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
-    """Outputs [S, B, ...] with this mean and covariance [B, D, D], from standard normals [S, B, D]."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    return mean + torch.einsum("bij,sbj->sbi", root, noise).reshape(len(noise), *mean.shape)
 
 
 def _nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> float:

@@ -43,8 +43,8 @@ class Record:
     def axis(self, tensor: Tensor, *parameters: Tensor | None, channels: bool = False) -> Axis:
         """Where the rows are in a tensor that meets these parameters: found from its shape, the same in later passes.
 
-        A later pass may meet a parameter more often (a longer sequence): then as it did last. The second axis of an
-        image is its channels.
+        A later pass may meet a parameter more often (a longer sequence): then as it did last. It may also meet it with
+        some of the rows only, which cannot be told apart. The second axis of an image is its channels.
         """
         name = next(name for parameter in parameters if (name := self.name(parameter)) is not None)
         earlier = self.found_axes.setdefault(name, [])
@@ -58,9 +58,10 @@ class Record:
             found = "first"
         elif not channels and tensor.ndim > 2 and tensor.shape[1] == self.rows:
             found = "second"
-        elif len(tensor) % self.rows == 0:
-            found = "folded"
         else:
+            found = "folded"
+        length = tensor.shape[1] if found == "second" else len(tensor)
+        if length != self.rows and (found != "folded" or length % max(self.rows, 1) or not length):
             raise NotRowsError
         earlier.append(found)
         return found

@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from caveat.rows import Rows
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Method", "discover", "method_name"]
+__all__ = ["Checks", "Method", "discover", "method_name"]
 
 
 class Method(Protocol):
@@ -57,6 +57,14 @@ class Method(Protocol):
 
     def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
         """The state with more data taken in; a TypeError where that takes a new fit."""
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A method that can refuse a task before the start, which may be hours of training, is fitted."""
+
+    def check(self, task: Task, device: torch.device) -> None:
+        """Raise what `fit` would raise on that device, as far as it is known without a trained point."""
 
 
 @cache

@@ -10,7 +10,8 @@ linearised network (Immer et al. 2021).
 from dataclasses import dataclass
 from typing import ClassVar
 
-from caveat.engine.laplace import LaplaceMethod, Structure
+from caveat.engine.laplace import LaplaceMethod
+from caveat.engine.laplace_memory import Structure, structure_bytes
 from caveat.engine.run import Info, Run
 from caveat.knobs import Count
 from caveat.network import Network
@@ -33,15 +34,12 @@ class Laplace(LaplaceMethod):
         return self.rank if self.structure == "low_rank" else 0
 
     def memory(self, network: Network) -> int:
-        """The curvature; a full one is looked at again when it is known how many rows there are."""
-        n, item = network.n_parameters, network.dtype.itemsize
-        if self.structure == "low_rank":
-            return 3 * (self.rank + 10) * n * item
-        if self.structure != "kronecker":
-            return 2 * n * item
-        own = dict(network.module.named_parameters())
-        shapes = [own[name].shape for name in network.names if own[name].ndim > 1]
-        return 3 * item * sum(shape[0] ** 2 + shape[1:].numel() ** 2 for shape in shapes) + 2 * n * item
+        """The curvature; of a full one, `check` knows how many rows there are."""
+        return structure_bytes(network, self.structure, self._rank)
+
+    def about(self, task: Task, network: Network) -> tuple[Network, int, Structure]:
+        """All weights."""
+        return network, network.n_parameters, self.structure
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """One pass over the data, then the prior precision."""

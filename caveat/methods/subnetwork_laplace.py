@@ -15,6 +15,7 @@ from torch import Tensor
 
 from caveat.engine.curvature import Sweep, places
 from caveat.engine.laplace import LaplaceMethod, flat_prior
+from caveat.engine.laplace_memory import Structure, structure_bytes
 from caveat.engine.run import Info, Run
 from caveat.engine.sampled import copies_of_the_weights
 from caveat.engine.selection import Score, select
@@ -38,6 +39,9 @@ class SubnetworkLaplace(LaplaceMethod):
         amount = self.weights
         if isinstance(amount, int | float) and not 0 < amount <= (1 if isinstance(amount, float) else amount):
             raise ValueError(f"SubnetworkLaplace(weights={amount!r}): must be a count, a share in (0, 1], or a pattern")
+        if not isinstance(self.score, str | Tensor):
+            kind = type(self.score).__name__
+            raise ValueError(f"SubnetworkLaplace(score=a {kind}): must be a name, or a tensor (torch.as_tensor(score))")
         super().__post_init__()
         if isinstance(amount, str) and (isinstance(self.score, Tensor) or self.score != "energy"):
             raise ValueError(f"weights={amount!r} takes whole parameters, so there is nothing for score= to choose")
@@ -53,14 +57,13 @@ class SubnetworkLaplace(LaplaceMethod):
         return hash(describe(self))
 
     def memory(self, network: Network) -> int:
-        """Scores of all weights; the precision matrix is looked at when it is known how many rows there are."""
+        """Scores of all weights; `check` knows how many rows there are, and so the precision matrix."""
         sampled = isinstance(self.score, str) and self.score.startswith("sampled")
-        copies = copies_of_the_weights(64, 16, 64) if sampled else 4
-        return copies * network.n_parameters * network.dtype.itemsize
+        samples = copies_of_the_weights(64, 16, 64) * network.n_parameters * network.dtype.itemsize if sampled else 0
+        return structure_bytes(network, "full") + samples
 
-    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Choose weights; one pass over the data for their covariance; the prior precision."""
-        network = task.network.to(run.device)
+    def about(self, task: Task, network: Network) -> tuple[Network, int, Structure]:
+        """The parameters that a pattern names, or all, of which some weights will be chosen."""
         if isinstance(self.weights, str):
             layer = f"{self.weights}."
             names = [n for n in network.names if fnmatchcase(n, self.weights) or n.startswith(layer)]
@@ -69,11 +72,24 @@ class SubnetworkLaplace(LaplaceMethod):
                     f"weights={self.weights!r} matches no parameter that inference is about: {list(network.names)[:8]}"
                 )
             whole = network.restricted(names)
-            return self._over(task, start, run, whole, None, {"subnetwork": {"weights": whole.n_parameters}})
-        count = self._count(network)
+            return whole, whole.n_parameters, "full"
+        n = network.n_parameters
+        if isinstance(self.score, Tensor) and self.score.numel() != n:
+            given = self.score.numel()
+            raise ValueError(f"score has {given:,} numbers, but the network has {n:,} weights: give one to each")
+        if isinstance(self.weights, float):
+            return network, max(1, round(self.weights * n)), "full"
+        if self.weights > n:
+            raise ValueError(f"weights={self.weights:_} is more than the network has ({n:,})")
+        return network, self.weights, "full"
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Choose weights; one pass over the data for their covariance; the prior precision."""
+        network, count, _ = self.about(task, task.network.to(run.device))
+        if isinstance(self.weights, str):
+            return self._over(task, start, run, network, None, {"subnetwork": {"weights": count}})
         prior = flat_prior(network, start["params"])
         sweep = Sweep(network, dict(start["params"]), start["hyper"], task.train, run, "exact", self._bfloat16)
-        self._refuse_if_too_large(count, min(task.n * sweep.rank(), count), sweep)
         part = run.child("choice")
         kept_choice = part.appended("choice")  # of a killed run: its curvature belongs to these weights
         if kept_choice is None:
@@ -95,15 +111,6 @@ class SubnetworkLaplace(LaplaceMethod):
     @property
     def _bfloat16(self) -> bool:
         return self.arithmetic == "bfloat16"
-
-    def _count(self, network: Network) -> int:
-        n = network.n_parameters
-        if isinstance(self.weights, float):
-            return max(1, round(self.weights * n))
-        assert isinstance(self.weights, int)
-        if self.weights > n:
-            raise ValueError(f"weights={self.weights:_} is more than the network has ({n:,})")
-        return self.weights
 
     def _over(
         self, task: Task, start: State, run: Run, network: Network, index: Tensor | None, report: dict[str, Any]

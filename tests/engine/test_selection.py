@@ -93,11 +93,14 @@ def test_the_variance_rule_alone_would_take_dead_weights(setting: Setting) -> No
 def test_more_than_are_alive_is_a_warning_and_none_alive_an_error(setting: Setting) -> None:
     found = setting.select(17, "energy")
     assert found.index.tolist() == [i for i in range(20) if i not in DEAD]
-    assert setting.run.warnings[0].startswith("weights=17 were asked for, but only 14 of 20 have any curvature")
+    assert setting.run.warnings == [
+        "weights=17 were asked for, but only 14 of 20 can be chosen: the others have no curvature on the 24 rows "
+        "looked at (keep_dead=True takes them too)"
+    ]
     assert len(setting.select(17, "energy", keep_dead=True).index) == 17
     nothing = {name: value * 0 for name, value in setting.sweep.params.items()}
     setting.sweep.params = nothing | {"2.bias": torch.tensor([800.0, -800.0]).double()}  # sure of every row
-    with pytest.raises(ValueError, match="no weight has any curvature"):
+    with pytest.raises(ValueError, match="no weight can be chosen: all have no curvature on the 24 rows"):
         setting.select(3, "energy")
 
 
@@ -116,11 +119,32 @@ def test_a_score_may_be_given(setting: Setting, keep_dead: bool) -> None:
         found = setting.select(8, given, keep_dead=keep_dead)
         assert found.index.tolist() == best(values, 8, dead=keep_dead)
         assert found.report["score"] == "given"
+        if keep_dead:  # nothing is asked of the data
+            assert "wasserstein" not in found.report
+            continue
+        variance = 1 / (setting.diagonals()[0] + setting.prior)
+        dropped = [i for i in range(20) if i not in found.index.tolist()]
+        assert found.report["wasserstein"] == pytest.approx(float(variance[dropped].sum().sqrt()))
     with pytest.raises(ValueError, match=r"score has 19 numbers, but the network has 20 weights"):
         setting.select(3, values[1:], keep_dead=keep_dead)
     values[4] = torch.nan
     with pytest.raises(ValueError, match="holds NaN"):
         setting.select(3, values, keep_dead=keep_dead)
+
+
+def test_a_score_may_be_a_mask_or_leave_weights_out(setting: Setting) -> None:
+    mask = torch.arange(20) % 2 == 0
+    for keep_dead in (False, True):
+        allowed = [i for i in range(0, 20, 2) if keep_dead or i not in DEAD]
+        assert setting.select(len(allowed), mask, keep_dead=keep_dead).index.tolist() == allowed
+        assert not setting.run.warnings
+        left_out = torch.where(mask, 0.0, -torch.inf)  # dead weights would tie with those that are left out
+        assert setting.select(len(allowed) + 1, left_out, keep_dead=keep_dead).index.tolist() == allowed
+        assert setting.run.warnings.pop().endswith("a score of -inf")
+    whole = 2**24 + torch.arange(20)  # whole numbers that float32 cannot tell apart
+    assert setting.select(3, whole, keep_dead=True).index.tolist() == [17, 18, 19]
+    with pytest.raises(ValueError, match="no weight can be chosen: all have a score of -inf"):
+        setting.select(3, torch.full((20,), -torch.inf), keep_dead=True)
 
 
 def test_sampled_scores_are_marginal_variances_of_the_whole_posterior(setting: Setting) -> None:

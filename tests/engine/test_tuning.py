@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from caveat import Bernoulli, Categorical, Gaussian, GaussianPrior, Network
-from caveat.engine import tuning
+from caveat.engine import output_draws, tuning
 from caveat.engine.curvature import Sweep
 from caveat.engine.gaussians import Curvature, Full
+from caveat.engine.output_draws import drawn_outputs
 from caveat.engine.run import Run
 from caveat.engine.search import golden_section
 from caveat.engine.tuning import SCALES, Tuner, log_evidence
@@ -186,6 +187,54 @@ def test_validation_takes_the_best_of_all_scales(
     assert nll[chosen] <= min(nll) + 2e-3 < max(nll) - 0.05
     assert tuned.report["validation_nll"] == pytest.approx(nll[chosen], abs=0.01)
     torch.testing.assert_close(tuned.gaussian.prior, SCALES[chosen] * found.prior)
+
+
+def test_the_same_noise_gives_near_outputs_for_near_covariances() -> None:
+    # Eigenvectors of equal eigenvalues turn freely, and those of any change their sign: a root by them would jump.
+    base = torch.diag(torch.tensor([1.0, 1.0, 2.0, 2.0], dtype=torch.float64))
+    change = normal(4, 4)
+    near = base + 1e-9 * (change @ change.T)
+    noise, together = normal(64, 1, 1, 4, seed=2), torch.arange(4).unsqueeze(0)
+    first, second = (drawn_outputs(normal(1, 4), c.expand(1, 1, 4, 4), noise, together) for c in (base, near))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-7)
+    torch.testing.assert_close(first - normal(1, 4), noise[:, :, 0] * base.diagonal().sqrt())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_of_many_positions_take_each_positions_own_covariance(
+    monkeypatch: pytest.MonkeyPatch, form: str, dense: Any
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 3, 1))
+    x = normal(4, 1, 2, 3)
+    sweep = at(module, Categorical(class_axis=1), x, (x[:, 0] > 0).long() + (x[:, 0] > 1))
+    found, ggn = tuner(sweep, form), dense_ggn(sweep, dense, form)
+    new, y = normal(3, 1, 2, 3, seed=5), torch.arange(18).reshape(3, 2, 3) % 3
+    covariance_of = []
+    sampled = tuning.drawn_outputs
+
+    def watched(mean: Tensor, covariance: Tensor, noise: Tensor, together: Tensor) -> Tensor:
+        covariance_of.append(covariance)
+        return sampled(mean, covariance, noise, together)
+
+    monkeypatch.setattr(tuning, "drawn_outputs", watched)
+    tuned = found.validation(sweep.jacobian(), Rows((new, y)), sweep.hyper)
+    j = dense(sweep.network, sweep.params, sweep.hyper).jacobian(new).unflatten(1, (3, 6)).transpose(1, 2)  # [B, P, C]
+    by_scale = [j @ (ggn + scale * found.prior.diag()).inverse() @ j.mT for scale in SCALES]
+    torch.testing.assert_close(
+        torch.stack(covariance_of), torch.stack(by_scale[-len(covariance_of) :]), rtol=1e-6, atol=0
+    )
+    at_once = tuned.report["validation_nll"]
+    monkeypatch.setattr(output_draws, "AT_ONCE", 7)  # two positions
+    again = found.validation(sweep.jacobian(), Rows((new, y)), sweep.hyper)
+    assert again.report["validation_nll"] == pytest.approx(at_once, rel=1e-10)
+
+
+def test_a_row_of_too_many_outputs_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 10**6)
+    sweep = at(nn.Linear(2, 100), Gaussian(noise=1.0), normal(4, 2), normal(4, 100))
+    with pytest.raises(MemoryError, match=r"covariance of 100 outputs .* precision='evidence'"):
+        tuner(sweep).validation(sweep.jacobian(), Rows((normal(2, 2), normal(2, 100))), sweep.hyper)
 
 
 def test_validation_by_draws_takes_the_best_and_warns_at_the_end() -> None:

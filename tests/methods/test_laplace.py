@@ -550,14 +550,19 @@ def test_what_it_cannot_do_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         with pytest.raises(ValueError, match=f"Laplace\\({said}="):
             Laplace(**knobs)
-    monkeypatch.setattr("caveat.engine.laplace.free_bytes", lambda device: 4000)
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 11_000)
     with pytest.raises(
-        MemoryError, match=r"31 weights need .* for the precision matrix, 4\.0 kB are free.*SubnetworkLaplace"
+        MemoryError, match=r"full structure over 31 weights \(the precision matrix\) needs 3.\.. kB, 11\.0 kB"
     ):
         fit(task, start)
-    with pytest.raises(MemoryError, match=r"31 weights need .* for 20 rows of gradients"):
+    with pytest.raises(MemoryError, match=r"31 weights \(20 rows of gradients\) needs 11\.4 kB.*try.*'diagonal'"):
         fit(*trained("Categorical", 10))
-    assert fit(task, start, structure="kronecker").info.diagnostics["form"] == "layered"
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 5000)
+    for structure in ("kronecker", "low_rank"):
+        advice = r"needs .*try Laplace\(structure='diagonal'\) or SubnetworkLaplace\(weights=(\d+)\)"
+        with pytest.raises(MemoryError, match=f"{structure} structure over 31 weights {advice}"):
+            fit(task, start, structure=structure)
+    assert fit(task, start, structure="diagonal").info.diagnostics["form"] == "layered", "the advice holds"
 
 
 def test_gaussian_predictions_are_exact_by_default_and_as_good_as_they_were_tuned_to_be() -> None:
@@ -612,6 +617,30 @@ def test_predictions_are_the_same_in_inference_mode(method: Any) -> None:
     assert torch.equal(found[1], found[0])
     assert torch.equal(variances, posterior.moments(x)[1])
     assert bool((variances.diagonal(dim1=1, dim2=2) > 0).all())
+
+
+@pytest.mark.parametrize("method", [*METHODS, Laplace("low_rank", rank=3)])
+def test_nothing_changes_under_autocast(method: Any) -> None:
+    x, y = data("Categorical", 30)
+    torch.manual_seed(0)
+    task = caveat.Task(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), (x.float(), y), caveat.Categorical())
+
+    def everything() -> list[Tensor]:
+        start = caveat.MAP(training=caveat.Training(epochs=60))
+        posterior = caveat.fit(task, method, start=start, progress=False)
+        found = [
+            posterior.moments(x.float())[1],
+            posterior.predict(x.float()).probs,
+            *next(posterior.sample(1)).values(),
+        ]
+        if isinstance(method, Laplace):
+            found.append(posterior.update((x.float(), y), progress=False).moments(x.float())[1])
+        return found
+
+    alone = everything()
+    with torch.autocast("cpu", torch.bfloat16):
+        within = everything()
+    assert all(torch.equal(a, b) for a, b in zip(alone, within, strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -113,6 +113,17 @@ class Bare(nn.Module):
         return self.body(x[:, -1]).tanh() @ self.out["matrix"]
 
 
+class OfTheModule(nn.Module):
+    """No layers at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:, -1] @ self.first).tanh() @ self.last
+
+
 class Tied(nn.Module):
     """The head's weight is another layer's, under whose name it goes."""
 
@@ -134,10 +145,11 @@ def normed() -> nn.Module:
     [
         (HeadFirst(), "head", {"head"}, 10),
         (Bare(), "out", {"out"}, 8),
+        (OfTheModule(), "last", {"(module)"}, 8),
         (Tied(), "body and head", {"body", "head"}, 6 + 2 + 2),
         (normed(), "3", {"3", "3.parametrizations.weight"}, 2 + 2 + 8),
     ],
-    ids=["head first", "matrix", "tied", "weight norm"],
+    ids=["head first", "matrix", "no layers", "tied", "weight norm"],
 )
 def test_the_last_layer_is_the_last_to_act(module: nn.Module, last: str, owners: set[str], count: int) -> None:
     x = normal(40, 5, 3).float()
@@ -147,6 +159,25 @@ def test_the_last_layer_is_the_last_to_act(module: nn.Module, last: str, owners:
     treated = {entry["layer"] for entry in posterior.info.coverage if entry["treatment"].startswith("Gaussian")}
     assert treated == owners
     assert posterior.predict(x[:3]).probs.shape == (3, 2)
+
+
+def test_a_weight_of_the_module_is_a_layer_of_its_own() -> None:
+    x = normal(40, 5, 3).float()
+    task = caveat.Task(OfTheModule(), (x, (x[:, -1, 0] > 0).long()), caveat.Categorical())
+    posterior, draw = fit(task, layer="last"), next(fit(task).sample(1))
+    assert posterior.info.coverage[0]["treatment"] == "Gaussian, full covariance over 8 of 20 weights"
+    assert torch.equal(draw["first"], posterior.state["params"]["first"])
+    assert not torch.equal(draw["last"], posterior.state["params"]["last"])
+
+
+def test_another_layer_in_place_of_a_frozen_one_is_said() -> None:
+    module = mlp(3)
+    for layer in ("4", "2"):
+        posterior = fit(caveat.Task(module, (X, TARGETS["Categorical"]), caveat.Categorical()))
+        assert posterior.info.diagnostics["layer"] == layer
+        said = [w for w in posterior.info.warnings if w.startswith("the last layer to act, 4, has no weights")]
+        assert len(said) == (layer == "2")
+        module[4].requires_grad_(False)
 
 
 def test_it_stays_within_the_weights_that_inference_is_about() -> None:
@@ -165,3 +196,18 @@ def test_it_stays_within_the_weights_that_inference_is_about() -> None:
         fit(task, start, layer="4")
     with pytest.raises(ValueError, match=r"LastLayerLaplace\(structure='low_rank'\)"):
         LastLayerLaplace(structure="low_rank")  # type: ignore[arg-type]
+
+
+def test_the_inverse_of_its_factor_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = caveat.Task(mlp(3), (X, TARGETS["Categorical"]), caveat.Categorical())
+    first, second = fit(task), fit(task, precision=5.0)
+    wanted = first.moments(X)[1]  # of more outputs than weights
+    assert float((second.moments(X)[1] - wanted).abs().max()) > 0.01, "each posterior has its own"
+    first.moments(X)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("solved for all weights at every prediction")
+
+    monkeypatch.setattr(torch.linalg, "solve_triangular", refused)
+    assert torch.equal(first.moments(X)[1], wanted)
+    assert torch.equal(first.moments(X[:20])[1], wanted[:20])

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,40 @@ def test_moments_are_those_of_the_chosen_block(weights: int | float | str, count
         for n, of in by_layer(posterior)
     ]
     assert list(counted.values()) == said
+
+
+SIGNAL = X[:, :1] + X[:, 1:2].square()
+LIKELIHOODS: dict[str, tuple[Any, int, Tensor]] = {
+    "Bernoulli": (caveat.Bernoulli(), 2, torch.cat([SIGNAL > 0.5, X[:, 2:] > 0], 1).double()),
+    "Gaussian": (caveat.Gaussian(standardise=True), 1, 7 + 5 * SIGNAL),
+    "HeteroscedasticGaussian": (caveat.HeteroscedasticGaussian(), 2, SIGNAL),
+    "Poisson": (caveat.Poisson(), 1, SIGNAL.abs().round()),
+}
+
+
+@pytest.mark.parametrize("weights", [9, 1.0])
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_moments_and_evidence_are_dense_ones_for_every_likelihood(kind: str, weights: int | float, dense: Any) -> None:
+    likelihood, outputs, y = LIKELIHOODS[kind]
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)
+    )
+    net[3].bias.requires_grad_(False)
+    task = caveat.Task(net.double(), (X, y), likelihood, caveat.GaussianPrior(0.7))
+    start = caveat.MAP(training=caveat.Training(epochs=40, batch_size=20))
+    method = SubnetworkLaplace(weights=weights, skip=0.0, precision="given")
+    posterior = caveat.fit(task, method, start=start, progress=False)
+    params, hyper, index = posterior.state["params"], posterior.state["hyper"], chosen(posterior)
+    assert float(params["1.running_mean"].abs().max()) > 0.01, "the statistics are to matter"
+    by_hand = dense(posterior.network, params, hyper)
+    precision = by_hand.ggn(X, y)[index][:, index] + 0.7 * torch.eye(len(index), dtype=torch.float64)
+    j = by_hand.jacobian(NEW)[..., index]
+    assert_close(posterior.moments(NEW)[1], j @ precision.inverse() @ j.mT)
+    w = torch.cat([params[name].flatten() for name in posterior.network.names])[index]
+    fit = likelihood.log_prob(posterior.network(params, X), y, hyper).sum() - 0.35 * w.square().sum()
+    evidence = float(fit + 0.5 * len(w) * math.log(0.7) - 0.5 * precision.logdet())
+    assert posterior.info.diagnostics["log_marginal_likelihood"] == pytest.approx(evidence, rel=1e-9)
 
 
 def by_layer(posterior: caveat.Posterior) -> list[tuple[int, int]]:
@@ -204,14 +239,17 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for knobs in ({"weights": True}, {"weights": None}, {"score": "best"}, {"keep_dead": 1}):
         with pytest.raises(ValueError, match=r"SubnetworkLaplace\("):
             SubnetworkLaplace(**knobs)  # type: ignore[arg-type]
+    for other in (numpy.ones(N_WEIGHTS), [1.0] * N_WEIGHTS):
+        with pytest.raises(ValueError, match=r"score=a (ndarray|list).*torch\.as_tensor"):
+            SubnetworkLaplace(score=other)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="score has 3 numbers"):
         fit(weights=2, score=torch.ones(3))
-    monkeypatch.setattr("caveat.engine.laplace.free_bytes", lambda device: 2000)
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 20_000)
     with pytest.raises(
-        MemoryError, match=r"20 weights need 9\.6 kB for the precision matrix.*SubnetworkLaplace\(weights=9\)"
+        MemoryError, match=r"20 weights \(the precision matrix\) needs 28\.8 kB.*SubnetworkLaplace\(weights=14\)"
     ):
         fit(weights=20)
-    assert len(chosen(fit(weights=9))) == 9, "the advice holds"
+    assert len(chosen(fit(weights=14))) == 14, "the advice holds"
 
 
 def test_a_pattern_leaves_nothing_for_a_score_to_choose() -> None:
