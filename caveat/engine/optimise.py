@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caveat.batches import Inputs, first_not_finite, map_tensors
 from caveat.engine.cost import forward_flops
@@ -134,7 +134,8 @@ class _Loop:
         self.after_step: Callable[[Moments], None] | None = None
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.rows = task.train.on(run.device)
-        if training.channels_last:
+        self.channels_last = training.channels_last and not _overruns(network, run)
+        if self.channels_last:
             for tensor in variables.weights.values():
                 tensor.data = _channels_last(tensor.data)
         self.epoch = 0
@@ -176,7 +177,7 @@ class _Loop:
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss."""
         x, y = batch
-        if self.training.channels_last:
+        if self.channels_last:
             x = map_tensors(_channels_last, x)
         rank = self.run.ranks.rank
         occupied = sum(len(part) > 0 for part in parts)
@@ -311,6 +312,19 @@ def _copy(source: State, target: State) -> None:
         for group, tensors in source.items():
             for name, value in tensors.items():
                 target[group][name].copy_(value)
+
+
+def _overruns(network: Network, run: Run) -> bool:
+    """Whether a CPU's gradients would write past their memory with channels last (oneDNN issue 6035), and say so."""
+    for name, layer in network.module.named_modules() if run.device.type == "cpu" else ():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
+        if strided and layer.in_channels // layer.groups < 16:
+            run.warnings.append(
+                f"channels_last=True was left out: on a CPU torch's gradient of {name}, a strided 1x1 convolution with "
+                "fewer than 16 input channels, is wrong with it, or crashes"
+            )
+            return True
+    return False
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

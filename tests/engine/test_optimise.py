@@ -121,6 +121,18 @@ def test_bfloat16_and_channels_last_change_speed_not_results() -> None:
     assert not torch.equal(half.predict(x).probs, plain.predict(x).probs), "bfloat16 was really used"
 
 
+def test_channels_last_is_left_out_where_torch_overruns_its_memory() -> None:
+    x = torch.randn(99, 8, 16, 16, generator=torch.Generator().manual_seed(0))
+    y = (x.mean((1, 2, 3)) > 0).long()
+    torch.manual_seed(0)
+    narrow = nn.Sequential(nn.Conv2d(8, 16, 1, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2))
+    task = caveat.Task(narrow, (x, y), caveat.Categorical())
+    plain, last = (fit(task, Training(epochs=3, batch_size=33, channels_last=flag)) for flag in (False, True))
+    assert "channels_last=True was left out: on a CPU torch's gradient of 0," in last.info.warnings[0]
+    assert torch.equal(last.state["params"]["0.weight"], plain.state["params"]["0.weight"])
+    assert not any("channels_last" in said for said in plain.info.warnings)
+
+
 def test_compiled_training_gives_the_same() -> None:
     task = caveat.Task(network(), rows(64), caveat.Categorical())
     plain = fit(task, Training(epochs=2, batch_size=32))
