@@ -176,6 +176,12 @@ class NetworkBlock:
         self.index, self.x, self.targets = index, x, targets
         self.features, self.at_once, self.program = features, features.at_once, features.program(x)
         self.saved, self.outputs = self.program.run(x)  # outputs: [B, m]
+        if features.float16 and not self.outputs.isfinite().all():
+            row = int(index[(~self.outputs.isfinite()).any(1).nonzero()[0]])
+            raise ValueError(
+                f"the network's numbers at row {row} leave the range of float16, which ends at 65,504: use "
+                "arithmetic='full', or inputs of a smaller scale"
+            )
 
     def forward(self, z: Tensor) -> Tensor:
         """J z, [K, d] -> [K, B, m]."""

@@ -437,14 +437,23 @@ def test_float16_takes_vectors_of_any_size(size: float) -> None:
 
 def test_float16_makes_room_where_a_product_is_too_large() -> None:
     network = Network(nn.Sequential(nn.Linear(4, 64, bias=False), nn.Linear(64, 3, bias=False)), caveat.Categorical())
-    for parameter in network.module.parameters():
-        nn.init.constant_(parameter, 20.0)
+    for parameter, value in zip(network.module.parameters(), (20.0, 0.001), strict=True):
+        nn.init.constant_(parameter, value)
     rows = Rows((torch.full((N, 4), 200.0), torch.zeros(N, dtype=torch.long)))
     exact, short = (NetworkFeatures(network, network.params(), rows, float16=f) for f in (False, True))
     v = torch.ones(1, N, 3)
     found, expected = (next(f.blocks()).backward(v) for f in (short, exact))
     assert float(expected.max()) > torch.finfo(torch.float16).max
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=0)
+
+
+def test_a_network_whose_numbers_leave_the_range_of_float16_is_refused() -> None:
+    network, x = Network(nn.Linear(4, 3), caveat.Categorical()), torch.randn(N, 4)
+    x[3] = 1e6
+    rows = Rows((x, torch.zeros(N, dtype=torch.long)))
+    assert next(NetworkFeatures(network, network.params(), rows).blocks()).outputs.isfinite().all()
+    with pytest.raises(ValueError, match=r"numbers at row 3 leave the range of float16.*arithmetic='full'"):
+        next(NetworkFeatures(network, network.params(), rows, float16=True).blocks())
 
 
 class Straight(torch.autograd.Function):
