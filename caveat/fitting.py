@@ -15,7 +15,7 @@ from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
 from caveat.methods import Checks, Method
-from caveat.network import Network, Params
+from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
 from caveat.storage import State, describe, digest_of, stored_bytes
 from caveat.task import Task
@@ -73,7 +73,7 @@ def fit(
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
     try:
-        with torch.autocast(place.type, enabled=False):  # a method's arithmetic is its own, whatever surrounds the call
+        with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
             state, info = method.fit(task, begin, run)

@@ -24,7 +24,7 @@ from caveat.likelihoods import Likelihood
 from caveat.priors import GaussianPrior, Params, Prior
 from caveat.randomness import seeded
 
-__all__ = ["Layer", "Network", "ParameterFilter", "Params", "unwrapped"]
+__all__ = ["Layer", "Network", "ParameterFilter", "Params", "unwrapped", "without_autocast"]
 
 ParameterFilter = str | Iterable[str] | Callable[[str, Tensor], bool]
 
@@ -265,6 +265,15 @@ def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
         raise TypeError(f"the likelihood must be an instance such as caveat.Categorical(), got {likelihood!r}")
     if prior is not None and (isinstance(prior, type) or not hasattr(prior, "log_prob")):
         raise TypeError(f"the prior must be an instance such as caveat.GaussianPrior(1.0), got {prior!r}")
+
+
+def without_autocast(device: torch.device) -> torch.autocast:
+    """A context in whose arithmetic nobody outside has a say.
+
+    Nor is what an autocast inside it rounds kept: torch forgets that only when the outermost context is left, so that
+    weights would stay those of the first step.
+    """
+    return torch.autocast(device.type, enabled=False, cache_enabled=False)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

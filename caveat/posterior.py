@@ -18,7 +18,7 @@ from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info, Run
 from caveat.methods import Method, discover
-from caveat.network import Network, Params, unwrapped
+from caveat.network import Network, Params, unwrapped, without_autocast
 from caveat.predictive import Predictive
 from caveat.rows import Data, Rows
 from caveat.storage import (
@@ -57,7 +57,7 @@ class Posterior:
         if n < 1:
             raise ValueError(f"sample(n={n}): must be at least 1")
         draws = self.method.draws(self.state, self.network, n, torch.Generator().manual_seed(seed))
-        return _without_autocast(draws, self.network.device)
+        return _in_own_arithmetic(draws, self.network.device)
 
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
@@ -73,7 +73,7 @@ class Posterior:
             variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
             return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
         rng = torch.Generator().manual_seed(seed)
-        with _shapes_in_errors(x), torch.autocast(self.network.device.type, enabled=False):
+        with _shapes_in_errors(x), without_autocast(self.network.device):
             what = f"{n:,} draws for {count_rows(x):,} rows"
             self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
             outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
@@ -87,7 +87,7 @@ class Posterior:
         The covariance is that of each row's D outputs, [B, D, D], or, with `joint`, of all rows together, [B D, B D].
         """
         x = self._checked(x)
-        with _shapes_in_errors(x), torch.autocast(self.network.device.type, enabled=False):
+        with _shapes_in_errors(x), without_autocast(self.network.device):
             if joint:
                 advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
                 self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)
@@ -107,7 +107,7 @@ class Posterior:
             output = self.network(self.network.params(), x)[:1]
         targets = rows.targets()
         self.network.likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
-        with torch.autocast(self.network.device.type, enabled=False):
+        with without_autocast(self.network.device):
             state = self.method.update(self.state, self.network, rows, run)
         rows_before = self.info.diagnostics.get("updated_with_rows", 0)
         of_the_fit = ("log_marginal_likelihood", "validation_nll")  # of fewer rows than there are now
@@ -247,10 +247,10 @@ def _shapes_in_errors(x: Inputs) -> Iterator[None]:
         raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
 
 
-def _without_autocast(draws: Iterator[Params], device: torch.device) -> Iterator[Params]:
+def _in_own_arithmetic(draws: Iterator[Params], device: torch.device) -> Iterator[Params]:
     """The draws, each made in the arithmetic of the weights; what is done between them is the caller's own."""
     while True:
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device):
             draw = next(draws, None)
         if draw is None:
             return

@@ -153,10 +153,12 @@ def _layers_noted(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _plain_operations() -> Iterator[None]:
     """Attention and recurrent layers by their ordinary operations, not by kernels that have no derivatives."""
-    recurrent = torch._C._get_mkldnn_enabled()
+    before = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)  # its public context sets TF32 too, and fails where a program has set that
     try:
-        with plain_attention(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        with plain_attention(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch._C._set_mkldnn_enabled(recurrent)
+        torch._C._set_mkldnn_enabled(before[0])
+        torch._C._set_cudnn_enabled(before[1])

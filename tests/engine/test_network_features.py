@@ -13,6 +13,7 @@ import caveat
 from caveat.batches import Inputs
 from caveat.engine import linear_images, linear_products, linear_sums, network_features
 from caveat.engine.features import RowNoise
+from caveat.engine.jacobian import full_precision
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.network_features import NetworkFeatures
 from caveat.network import Network
@@ -548,6 +549,15 @@ def test_rows_without_finite_derivatives_are_named() -> None:
     model = LinearModel(features, RowNoise(torch.ones(N, 2).double()), torch.ones(1).double())
     with pytest.raises(ValueError, match="the features of row 3 give products that hold NaN"):
         model.check_finite()
+
+
+def test_a_network_is_traced_whatever_a_program_has_set_for_tf32() -> None:
+    module, x = CASES["perceptron"]()
+    with full_precision(torch.device("cuda")):  # the settings of a GPU, which are there without one
+        features = features_of(module, x)
+        assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    assert torch.backends.cudnn.enabled
+    assert_products(features, doubled(x))
 
 
 def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
