@@ -2,8 +2,11 @@
 
     log x <- log x + reach (log u(x) - log x),   reach = -1 / slope of (log u - log x), by a secant in each coordinate
 
-x are the precisions and u(x) is where the update leads. Precisions are positive and range over many orders of
-magnitude, so the search is in logarithms; those that run to zero or infinity end at a bound, and it is said.
+x are the precisions and u(x) is where the update leads. The slope is -1 where that is the fixed point at once. With
+more weights than the data determine it is steeper: the stronger a prior, the smaller the effective dimension and the
+weaker the prior that the update wants; some -1.5 for networks, and plain updates would go to and fro. Precisions are
+positive and range over many orders of magnitude, so the search is in logarithms; those that run to zero or infinity end
+at a bound, and it is said.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +20,7 @@ from caveat.engine.linear_model import LinearModel
 __all__ = ["Hyperparameters", "Search", "spread"]
 
 _LOWEST, _HIGHEST = 1e-10, 1e4  # of alpha / beta, in units of the curvature's largest eigenvalue
+_FIRST_SLOPE = -1.5  # until there are two points
 _NOISE = 1e-4, 1e8  # of beta, in units of where it starts
 
 
@@ -74,12 +78,12 @@ class Search:
         at = torch.cat([hyper.prior, hyper.prior.new_tensor([hyper.noise])]).log()
         to = torch.cat([prior, prior.new_tensor([hyper.noise if noise is None else noise])])
         step = to.clamp(1e-300, 1e300).log() - at
-        reach = torch.ones_like(step)
+        slope = torch.full_like(step, _FIRST_SLOPE)
         if self._last is not None:
             moved = at - self._last[0]
             slope = torch.where(moved.abs() > 1e-12, (step - self._last[1]) / moved, -1.0)
-            # The slope is -1 where the update leads to the fixed point at once; long steps are not made longer.
-            reach = torch.where(step.abs() < 1, -1 / slope.clamp(-1.5, -0.25), 1.0)
+        reach = -1 / slope.clamp(-3, -0.25)
+        reach = torch.where(step.abs() < 1, reach, reach.clamp(max=1))  # long steps are not made longer
         self._last = (at, step)
         there = (at + step * reach).exp()
         new_noise = self._bounded_noise(hyper.noise, None if noise is None else float(there[-1]))

@@ -25,7 +25,7 @@ by about twice that share. The mean counts all rows: one that is surely wrong ha
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -41,8 +41,7 @@ from caveat.likelihoods import Gaussian, HeteroscedasticGaussian
 __all__ = ["LEAST_SQUARES", "NetworkModel", "mode"]
 
 STEPS = 200  # towards the mean for an update of the precision, at most: the next goes on from there
-RESTING = 5e-3  # |mean|^2_A is found when it, and what is minimised, have moved by less than this part of it ...
-WINDOW = 5  # ... in so many steps
+WINDOW = 5
 FLAT = 0.05  # the slope at the end of a step, in units of that at its beginning
 LEAST_SQUARES = (Gaussian, HeteroscedasticGaussian)  # likelihoods whose mean is one linear system
 
@@ -91,11 +90,14 @@ class NetworkModel:
             total += block.backward(values[block.index].unsqueeze(0))[0]
         return total
 
-    def solving(self) -> tuple[Solve, Callable[[Tensor], float] | None]:
-        """How samples and mean are found; and, for noise that is learned, how far predictions are from the targets."""
+    def solving(self, tolerance: float) -> tuple[Solve, Callable[[Tensor], float] | None]:
+        """How samples and mean are found; and, for noise that is learned, how far predictions are from the targets.
+
+        The tolerance is that of the precisions which are sought by it.
+        """
         likelihood, noise = self.noise.likelihood, self.noise
         if not isinstance(likelihood, LEAST_SQUARES):
-            return self._with_mode, None
+            return partial(self._with_mode, tolerance / 2), None
         # For Gaussian noise the slope is B (y - f), whatever the targets' units.
         slope, information = noise.slope(noise.outputs.flatten(1)), noise.information()
         residual = slope / information
@@ -106,11 +108,11 @@ class NetworkModel:
         return together(right), (lambda _: error) if learned else None
 
     def _with_mode(
-        self, model: LinearModel, prepared: Prepared, samples: System, start: Tensor | None
+        self, resting: float, model: LinearModel, prepared: Prepared, samples: System, start: Tensor | None
     ) -> tuple[Solution, Tensor]:
         found = prepared.solve(model, samples, None if start is None else start[:-1])
         first = self.inside(self.weights) if start is None else start[-1]
-        mean, products, done = mode(self, model, prepared, first)
+        mean, products, done = mode(self, model, prepared, first, resting)
         found.report.vectors += products
         if not done:
             found.report.warnings.append(
@@ -121,9 +123,12 @@ class NetworkModel:
 
 
 def mode(
-    network: NetworkModel, model: LinearModel, prepared: Prepared, theta: Tensor, resting: float = RESTING
+    network: NetworkModel, model: LinearModel, prepared: Prepared, theta: Tensor, resting: float
 ) -> tuple[Tensor, float, bool]:
-    """The mean [d] under the model's prior from an earlier one, the products that it took, and whether it is found."""
+    """The mean [d] under the model's prior from an earlier one, the products that it took, and whether it is found.
+
+    It is where |mean|^2_A, and what is minimised, have moved by less than a part `resting` of it in `WINDOW` steps.
+    """
     noise, precision = network.noise, model.precision
     precondition = prepared.preconditioner(precision)
     h = noise.outputs.flatten(1) + network.seen(network.outside(theta) - network.weights)

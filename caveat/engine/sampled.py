@@ -85,7 +85,7 @@ class Sampler:
             found = Tuned(hyper, gamma, mean, samples, Report(), 0.0, note["history"], note["warnings"])
         else:
             model, few = self.linear.model, range(tuning.samples)
-            solve, misfit = self.linear.solving()
+            solve, misfit = self.linear.solving(tuning.tolerance)
             found = tune(model, hyper, self.prepared, Draws(model, few, self.seed), solve, tuning, misfit, part)
             note = {"prior": found.hyper.prior.tolist(), "noise": found.hyper.noise, "history": found.history}
             note |= {"effective_dimension": found.effective_dimension.tolist(), "warnings": found.warnings}

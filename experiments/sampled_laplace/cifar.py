@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--tuning-samples", type=int, default=2, help="for the updates of the precision")
-    parser.add_argument("--rank", type=int, default=128, help="of the sketch: more products once, fewer in every solve")
+    parser.add_argument("--rank", type=int, default=256, help="of the sketch: more products once, fewer in every solve")
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument(
         "--negligible", type=float, default=1e-2, help="share of the information that rows may hold and be left out"
@@ -83,7 +83,10 @@ def main() -> None:
     parser.add_argument("--block-rows", type=int)
     parser.add_argument("--precision", type=float, help="of the prior; found by the updates unless given")
     parser.add_argument(
-        "--first-precision", type=float, default=30.0, help="where the updates start: not below, solves would be long"
+        "--first-precision",
+        type=float,
+        default=1000.0,
+        help="where the updates start: solves are short with a strong prior",
     )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")

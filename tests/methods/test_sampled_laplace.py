@@ -274,7 +274,7 @@ def test_the_mean_of_the_linear_model(kind: str, g_prior: bool, negligible: floa
 @pytest.mark.parametrize("kind", ["Gaussian", "HeteroscedasticGaussian"])
 def test_the_mean_of_least_squares(kind: str) -> None:
     own = network_model(kind)
-    solve, error = own.solving()
+    solve, error = own.solving(1e-2)
     assert error is None  # the noise is given, or an output
     model = own.model.with_precision(torch.tensor([0.5], dtype=torch.float64))
     _, mean = solve(model, EXACT.prepare(model), Draws(model, 1).system(model), None)
@@ -319,7 +319,9 @@ def test_two_starts_end_alike(precision: str, g_prior: bool) -> None:
     ]
     values = [torch.tensor(list(end.values()) if isinstance(end, dict) else [end]) for end in ends]
     assert len(values[0]) == (2 if precision == "layers" else 1)
-    torch.testing.assert_close(values[0], values[1], rtol=0.05, atol=0)
+    away = torch.stack(values).min(0).values > 5000  # a layer that has no use runs off until its samples cannot tell
+    assert bool(away.any()) == (precision == "layers" and not g_prior)
+    torch.testing.assert_close(values[0][~away], values[1][~away], rtol=0.05, atol=0)
 
 
 def test_learned_noise_is_that_of_the_predictions_residuals() -> None:
