@@ -103,9 +103,10 @@ class Run:
         return self._seconds_before + time.monotonic() - self._started_at
 
     def absorb(self, part: "Run") -> None:
-        """Count a part's costs and warnings as this run's."""
+        """Count a part's costs and warnings as this run's, and the time that an earlier run had spent on it."""
         self.gradient_evaluations += part.gradient_evaluations
         self.flops += part.flops
+        self._seconds_before += part._seconds_before
         self.warnings.extend(w for w in part.warnings if w not in self.warnings)
 
     def add_costs_of_ranks(self) -> None:

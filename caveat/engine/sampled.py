@@ -197,7 +197,9 @@ def linearise(
     noise, weights = LikelihoodNoise(network.likelihood, hyper, outputs, targets), flat(network, params)
     linear = NetworkModel(features, noise, weights, None if prior is None else prior.rsqrt(), negligible)
     if g_prior:
-        linear = replace(linear, scale=_units(linear, run.child("scale")))
+        part = run.child("scale")
+        linear = replace(linear, scale=_units(linear, part))
+        run.absorb(part)
     x, _ = next(task.train.batches([torch.arange(1)], network.device))
     # There and back, twice a forward pass each.
     return linear, 4 * forward_flops(network, params, x) * linear.model.features.rows

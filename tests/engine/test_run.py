@@ -183,6 +183,20 @@ def test_absorb_adds_costs_and_warns_once() -> None:
     assert (parent.gradient_evaluations, parent.flops, parent.warnings) == (3.0, 4.0, ["a", "c", "b"])
 
 
+def test_the_time_of_parts_that_a_killed_run_finished_counts(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    for name, seconds in (("one", 100.0), ("two", 20.0)):
+        part = first.child(name)
+        part._started_at -= seconds
+        part.append("done", carry(1))
+    second = begin(tmp_path)
+    for name in ("one", "two", "three"):
+        part = second.child(name)
+        part.appended("done")
+        second.absorb(part)
+    assert 120 <= second.seconds() < 125
+
+
 def test_checkpoint_is_due_after_a_while(tmp_path: Path) -> None:
     now, never = (begin(tmp_path, seconds_between_checkpoints=s) for s in (0.0, 1e9))
     assert now.checkpoint_due()
