@@ -78,6 +78,10 @@ class Rows:
         chosen.__dict__ |= self.__dict__ | {"indices": self.indices[positions]}
         return chosen
 
+    def some(self, count: int) -> "Rows":
+        """At most so many, evenly spaced."""
+        return self.part(torch.linspace(0, len(self) - 1, min(len(self), count), dtype=torch.float64).long())
+
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:
         """One batch for each tensor of positions in `order`."""
         chosen = [self.indices[positions.to(self.indices.device)] for positions in order]

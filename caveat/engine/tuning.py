@@ -106,7 +106,7 @@ class Tuner:
         network = jacobian.network
 
         scales = _usable(path)
-        some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
+        some = rows.some(ROWS)
         total = torch.zeros(len(scales), dtype=torch.float64)
         rng = torch.Generator().manual_seed(self.run.seed)
         x, y = next(iter(some.ordered(1, network.device)))
@@ -134,7 +134,7 @@ class Tuner:
         likelihood = jacobian.network.likelihood
         scales = _usable(path)  # c^2 times the prior's
         hypers = [hyper | {"log_noise": hyper["log_noise"] + math.log(noise)} for noise in NOISES]
-        some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
+        some = rows.some(ROWS)
         total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
         alone = torch.arange(jacobian.plan.outputs).unsqueeze(1)
         with self.run.bar(len(some), "validation row") as bar:
@@ -171,7 +171,7 @@ class Tuner:
     ) -> Tuned:
         """The same for predictions that are made by `outputs(gaussian, x, rng)`: weights drawn for each scale."""
         scales = SCALES[::3]
-        some = rows.part(torch.linspace(0, len(rows) - 1, min(len(rows), ROWS), dtype=torch.float64).long())
+        some = rows.some(ROWS)
         total = torch.zeros(len(scales), dtype=torch.float64)
         for k, scale in enumerate(scales):
             try:

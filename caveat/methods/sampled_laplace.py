@@ -22,7 +22,15 @@ from caveat.engine.laplace import flat_prior, with_gradients
 from caveat.engine.mackay import Hyperparameters, Tuned, Tuning
 from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sampled import NEGLIGIBLE, Sampler, copies_of_the_weights, inputs_as_rows, linearise, normalisations
+from caveat.engine.sampled import (
+    NEGLIGIBLE,
+    Sampler,
+    best_temperature,
+    copies_of_the_weights,
+    inputs_as_rows,
+    linearise,
+    normalisations,
+)
 from caveat.engine.stochastic import StochasticDescent
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Gaussian, Hyper, Likelihood
@@ -49,6 +57,10 @@ class SampledLaplace:
     # By linearised draws, weight draws, or from their variance (exact for Gaussian noise, probit for classes); auto is
     # closed for Gaussian noise of one level and samples otherwise.
     prediction: Literal["auto", "samples", "weights", "closed"] = "auto"
+    # Multiplies the covariance. The posterior of a network that is sure of its training rows is often far too wide:
+    # validation finds the multiple under which the task's validation rows are most likely; auto does where there are
+    # any, and is 1 otherwise, or with prediction="weights".
+    temperature: Literal["auto", "validation"] | Positive = "auto"
     # Rows of a classifier (or of counts) that hold this share of the information between them are left out of the
     # curvature: variances grow by about twice the share.
     negligible: Annotated[float, Range(0, 1, open_high=True)] = NEGLIGIBLE
@@ -67,6 +79,11 @@ class SampledLaplace:
             raise ValueError(
                 f"first_precision={self.first_precision!r} is where a search starts, and precision={self.precision!r} "
                 "searches for nothing: use precision='evidence' or 'layers'"
+            )
+        if self.temperature == "validation" and self.prediction == "weights":
+            raise ValueError(
+                "temperature='validation' looks at linearised predictions, and prediction='weights' makes others: use "
+                "temperature='auto', or a number"
             )
         if self.g_prior is True and self.precision == "given":
             raise ValueError(
@@ -89,11 +106,25 @@ class SampledLaplace:
         rank = self.solver.rank if isinstance(self.solver, ConjugateGradients) else 0
         return copies_of_the_weights(self.samples, solved, rank) * network.n_parameters * network.dtype.itemsize
 
+    def check(self, task: Task, device: torch.device) -> None:
+        """Refuse before anything is trained."""
+        network = self._own(task.network)
+        if network.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
+                "module.float(), and arithmetic='float16' for speed"
+            )
+        if self.prediction == "closed" and type(network.likelihood).__name__ == "Poisson":
+            raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
+        if self.temperature == "validation" and task.validation is None:
+            raise ValueError(
+                "temperature='validation' needs validation rows: give the task validation=0.1, or a loader"
+            )
+
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """The sketch, the prior precision, the samples."""
+        """The sketch, the prior precision, the samples, their temperature."""
         network = self._own(task.network.to(run.device))
         params, hyper = dict(start["params"]), dict(start["hyper"])
-        self._check(task, network)
         if hyper.pop("temperature", None) is not None:
             run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
         scaled = self._g_prior(network)
@@ -131,18 +162,31 @@ class SampledLaplace:
         report = _report(found, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
-        return {"params": params, "hyper": hyper, "samples": samples}, run.info(
-            task.network, self._treatment(network), report
-        )
+        state = {"params": params, "hyper": hyper, "samples": samples, "posterior": {"temperature": torch.ones(())}}
+        report |= self._tempered(task, task.network.to(run.device), state, run)
+        return state, run.info(task.network, self._treatment(network), report)
 
-    def _check(self, task: Task, network: Network) -> None:
-        if network.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
-                "module.float(), and arithmetic='float16' for speed"
+    def _tempered(self, task: Task, network: Network, state: State, run: Run) -> dict[str, float]:
+        """Put the temperature into the state, and say what it is."""
+        likelihood, rows, found = network.likelihood, task.validation, {}
+        if not isinstance(self.temperature, str):
+            temperature = self.temperature
+        elif rows is None or self.prediction == "weights":
+            temperature = 1.0
+        else:
+            part, every = run.child("temperature"), list(range(self.samples))
+            temperature, found["validation_nll"] = best_temperature(
+                rows,
+                likelihood,
+                state["hyper"],
+                lambda x: self._shifts(state, network, x, every),
+                part,
+                closed=self.closed_form(likelihood),
+                samples=self.samples,
             )
-        if self.prediction == "closed" and type(network.likelihood).__name__ == "Poisson":
-            raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
+            run.absorb(part)
+        state["posterior"]["temperature"].fill_(temperature)
+        return found | {"temperature": temperature}
 
     def _g_prior(self, network: Network) -> bool:
         if self.g_prior != "auto":
@@ -179,10 +223,10 @@ class SampledLaplace:
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """Weights: the point plus stored samples."""
-        own, params = self._own(network), state["params"]
+        own, params, spread = self._own(network), state["params"], _spread(state)
         stored = [row for part in state["samples"].values() for row in part]
         for number in pick(len(stored), n, rng):
-            delta = stored[number].to(network.device)
+            delta = spread * stored[number].to(network.device)
             moved = {
                 name: params[name] + delta[place].reshape(params[name].shape) for name, place in places(own).items()
             }
@@ -231,7 +275,7 @@ class SampledLaplace:
                 found |= dict(zip(some, torch.cat([u for _, u in blocks], 1), strict=True))
             begin += len(part)
         assert mean is not None
-        shifts = torch.stack([found[number] for number in chosen])
+        shifts = _spread(state) * torch.stack([found[number] for number in chosen])
         if not shifts.isfinite().all():
             row = int((~shifts.isfinite()).any(2).any(0).nonzero()[0])
             raise ValueError(f"the network's derivatives at row {row} hold NaN or infinity: look at that row's inputs")
@@ -239,6 +283,11 @@ class SampledLaplace:
         return mean.reshape(shape), shifts.reshape(len(chosen), *shape)
 
     update = no_update
+
+
+def _spread(state: State) -> float:
+    """What samples are multiplied by."""
+    return float(state["posterior"]["temperature"]) ** 0.5 if "posterior" in state else 1.0  # as files once were
 
 
 def _report(hyper: Hyperparameters, tuned: Tuned | None, notes: list[dict[str, Any]], names: list[str]) -> Any:

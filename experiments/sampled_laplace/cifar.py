@@ -9,6 +9,7 @@ rows, the network's own predictions beside those of the samples. Every stage is 
 
 import argparse
 import csv
+import dataclasses
 import json
 import math
 import time
@@ -88,6 +89,7 @@ def main() -> None:
         default=1000.0,
         help="where the updates start: solves are short with a strong prior",
     )
+    parser.add_argument("--validation", type=float, default=0.02, help="share of the rows that choose the temperature")
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
@@ -102,6 +104,7 @@ def main() -> None:
         caveat.Categorical(),
         caveat.GaussianPrior(25.0),  # weight decay 5e-4 with 50,000 rows
         augment=data.crop_and_flip,
+        validation=given.validation,
     )
     start = trained(task, given)
     method = SampledLaplace(
@@ -130,13 +133,15 @@ def main() -> None:
         "stored GB": info.stored_bytes / 1e9,
     }
     found |= {
-        key: info.diagnostics[key] for key in ("prior_precision", "effective_dimension", "residual", "passes", "rows")
+        key: info.diagnostics[key]
+        for key in ("prior_precision", "effective_dimension", "residual", "passes", "rows", "temperature")
     }
     found["steps of the updates"] = float(len(info.diagnostics["history"]))
     lines = [(given.data, name, quantity, value) for quantity, value in found.items()]
     lines.append((given.data, "map", "seconds", start.info.seconds))
     test = rows.test.tensors
-    for which, one in (("map", start), (name, posterior)):
+    plain = dataclasses.replace(posterior, state=posterior.state | {"posterior": {"temperature": torch.ones(())}})
+    for which, one in (("map", start), (name, posterior), (f"{name}, temperature 1", plain)):
         lines += [(given.data, which, quantity, value) for quantity, value in scores(one, *test, 2500).items()]
     with given.csv.open("a", newline="") as file:
         csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}") for line in lines])

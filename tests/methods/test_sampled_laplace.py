@@ -25,8 +25,9 @@ from caveat.engine.mackay import Tuning
 from caveat.engine.network_features import NetworkBlock
 from caveat.engine.network_model import NetworkModel, mode
 from caveat.engine.run import Run
-from caveat.engine.sampled import linearise, normalisations
+from caveat.engine.sampled import best_temperature, linearise, normalisations
 from caveat.engine.stochastic import StochasticDescent
+from caveat.rows import Rows
 
 LIKELIHOODS = {
     "Categorical": caveat.Categorical(),
@@ -61,11 +62,15 @@ def rows(kind: str, n: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
 @cache
 def trained(kind: str) -> tuple[caveat.Task, caveat.Posterior]:
     """A task and its MAP, stopped before it has converged."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, WIDTH[kind])).double()
-    task = caveat.Task(module, rows(kind), LIKELIHOODS[kind], caveat.GaussianPrior(1.0))
+    task = untrained(kind)
     training = Training(epochs=150, learning_rate=0.02, batch_size=60)
     return task, caveat.fit(task, caveat.MAP(training=training), progress=False)
+
+
+def untrained(kind: str, validation: tuple[Tensor, Tensor] | None = None) -> caveat.Task:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, WIDTH[kind])).double()
+    return caveat.Task(module, rows(kind), LIKELIHOODS[kind], caveat.GaussianPrior(1.0), validation=validation)
 
 
 def fitted(kind: str, method: SampledLaplace, seed: int = 0, **options: Any) -> caveat.Posterior:
@@ -766,3 +771,84 @@ def test_a_fit_killed_while_it_looks_for_the_precision(tmp_path: Path, monkeypat
     assert torch.equal(deviations(resumed), deviations(whole))
     assert torch.equal(resumed.state["hyper"]["log_noise"], whole.state["hyper"]["log_noise"])
     assert resumed.info.diagnostics == whole.info.diagnostics
+
+
+def test_a_temperature_multiplies_the_covariance(tmp_path: Path) -> None:
+    x, _ = rows("Categorical", 7, seed=4)
+    method = SampledLaplace(samples=6, precision=0.5, temperature=1.0)
+    plain = fitted("Categorical", method)
+    cold = fitted("Categorical", dataclasses.replace(method, temperature=0.04))
+    torch.testing.assert_close(cold.moments(x)[1], 0.04 * plain.moments(x)[1])
+    f, ours = plain.moments(x)[0], cold.method.outputs(cold.state, cold.network, x, 6, torch.Generator())[0]
+    theirs = plain.method.outputs(plain.state, plain.network, x, 6, torch.Generator())[0]
+    torch.testing.assert_close(ours - f, 0.2 * (theirs - f))
+    point = plain.state["params"]
+    for one, other in zip(plain.sample(3), cold.sample(3), strict=True):
+        for name in plain.network.names:
+            torch.testing.assert_close(other[name] - point[name], 0.2 * (one[name] - point[name]))
+    cold.save(tmp_path / "cold")
+    loaded = caveat.load(tmp_path / "cold", trained("Categorical")[0].network.module)
+    assert torch.equal(loaded.moments(x)[1], cold.moments(x)[1])
+    assert (cold.info.diagnostics["temperature"], plain.info.diagnostics["temperature"]) == (0.04, 1.0)
+    del plain.state["posterior"]  # as files were before there were temperatures
+    torch.testing.assert_close(cold.moments(x)[1], 0.04 * plain.moments(x)[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "prediction"), [("Categorical", "auto"), ("Categorical", "closed"), ("Gaussian", "auto")]
+)
+def test_validation_rows_choose_the_temperature(kind: str, prediction: Any) -> None:
+    task, start = trained(kind)
+    x, y = rows(kind, 900, seed=8)
+    method = SampledLaplace(samples=8, precision=0.02, prediction=prediction)
+    held_out = untrained(kind, (x, y))
+    found = caveat.fit(held_out, method, start=start, progress=False).info.diagnostics
+    by_hand = {
+        temperature: -float(
+            caveat.fit(task, dataclasses.replace(method, temperature=temperature), start=start, progress=False)
+            .predict(x)
+            .log_prob(y)
+            .mean()
+        )
+        for temperature in (
+            found["temperature"] * factor for factor in (1, 10**-0.25, 10**0.25, 1 / found["temperature"])
+        )
+    }
+    assert found["validation_nll"] == pytest.approx(by_hand[found["temperature"]], rel=1e-6)
+    assert min(by_hand, key=by_hand.__getitem__) == found["temperature"]
+    # So weak a prior is too wide for classes; regression has a misfit that its noise is too small for.
+    assert found["temperature"] > 10 if kind == "Gaussian" else found["temperature"] < 0.2
+    assert fitted(kind, method).info.diagnostics["temperature"] == 1.0, "without validation rows"
+
+
+def test_a_temperature_that_cannot_be_found_is_refused_before_training() -> None:
+    with pytest.raises(ValueError, match="prediction='weights' makes others"):
+        SampledLaplace(temperature="validation", prediction="weights")
+    task, start = untrained("Categorical"), caveat.MAP(training=Training(epochs=10**6))
+    with pytest.raises(ValueError, match="temperature='validation' needs validation rows"):
+        caveat.fit(task, SampledLaplace(temperature="validation"), start=start, progress=False)
+    x, y = rows("Categorical")
+    half = caveat.Task(nn.Linear(3, 3).bfloat16(), (x.bfloat16(), y), caveat.Categorical())
+    with pytest.raises(ValueError, match="needs weights in float32 or float64"):
+        caveat.fit(half, SampledLaplace(), start=start, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("right", "size", "end", "words"),
+    [(True, 1e5, 1e-5, "a stronger prior"), (False, 1.0, 1e3, "far too sure of them")],
+)
+def test_a_temperature_at_the_end_of_its_range_is_said(right: bool, size: float, end: float, words: str) -> None:
+    mean, run = 8 * torch.eye(3).repeat(20, 1), Run(0, progress=False)
+    shifts = size * torch.randn(16, 60, 3, generator=torch.Generator().manual_seed(0))
+    targets = mean.argmax(1) if right else (mean.argmax(1) + 1) % 3
+    found, _ = best_temperature(
+        Rows((mean, targets)),
+        caveat.Categorical(),
+        {},
+        lambda x: (mean[: len(x)], shifts[:, : len(x)]),
+        run,
+        closed=False,
+        samples=16,
+    )
+    assert found == pytest.approx(end)
+    assert words in run.warnings[0]
