@@ -57,10 +57,9 @@ class SampledLaplace:
     # By linearised draws, weight draws, or from their variance (exact for Gaussian noise, probit for classes); auto is
     # closed for Gaussian noise of one level and samples otherwise.
     prediction: Literal["auto", "samples", "weights", "closed"] = "auto"
-    # Multiplies the covariance. The posterior of a network that is sure of its training rows is often far too wide:
-    # validation finds the multiple under which the task's validation rows are most likely; auto does where there are
-    # any, and is 1 otherwise, or with prediction="weights".
-    temperature: Literal["auto", "validation"] | Positive = "auto"
+    # Multiplies the covariance. The posterior of a network that is sure of its training rows is often far too wide for
+    # single predictions: validation finds the multiple under which the task's validation rows are most likely.
+    temperature: Literal["validation"] | Positive = 1.0
     # Rows of a classifier (or of counts) that hold this share of the information between them are left out of the
     # curvature: variances grow by about twice the share.
     negligible: Annotated[float, Range(0, 1, open_high=True)] = NEGLIGIBLE
@@ -83,7 +82,7 @@ class SampledLaplace:
         if self.temperature == "validation" and self.prediction == "weights":
             raise ValueError(
                 "temperature='validation' looks at linearised predictions, and prediction='weights' makes others: use "
-                "temperature='auto', or a number"
+                "a number"
             )
         if self.g_prior is True and self.precision == "given":
             raise ValueError(
@@ -169,11 +168,8 @@ class SampledLaplace:
     def _tempered(self, task: Task, network: Network, state: State, run: Run) -> dict[str, float]:
         """Put the temperature into the state, and say what it is."""
         likelihood, rows, found = network.likelihood, task.validation, {}
-        if not isinstance(self.temperature, str):
-            temperature = self.temperature
-        elif rows is None or self.prediction == "weights":
-            temperature = 1.0
-        else:
+        if isinstance(self.temperature, str):
+            assert rows is not None  # `check` has seen to it
             part, every = run.child("temperature"), list(range(self.samples))
             temperature, found["validation_nll"] = best_temperature(
                 rows,
@@ -185,6 +181,8 @@ class SampledLaplace:
                 samples=self.samples,
             )
             run.absorb(part)
+        else:
+            temperature = self.temperature
         state["posterior"]["temperature"].fill_(temperature)
         return found | {"temperature": temperature}
 

@@ -114,6 +114,7 @@ def main() -> None:
         first_precision=None if given.precision else given.first_precision,
         g_prior=not given.isotropic,
         negligible=given.negligible,
+        temperature="validation",
         tuning=Tuning(samples=given.tuning_samples, tolerance=2e-2),
         solver=ConjugateGradients(rank=given.rank, at_once=given.at_once, tolerance=given.tolerance, refresh=10),
         arithmetic=given.arithmetic,
