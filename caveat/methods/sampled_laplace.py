@@ -49,7 +49,7 @@ class SampledLaplace:
     at_once: Count = 16  # of them solved for together; memory grows with it
     # The prior's: evidence finds one for all weights, layers one a layer; given is the task's own; or a number.
     precision: Literal["evidence", "layers", "given"] | Positive = "evidence"
-    first_precision: Positive | None = None  # where the search starts; None: the task's prior, or 1 with a g-prior
+    first_precision: Positive | None = None  # where the search starts; None: the task's prior, or 1000 with a g-prior
     # Measure each weight in units of its curvature, so that the scale of normalised weights does not matter; auto does
     # where the network has normalisation layers.
     g_prior: bool | Literal["auto"] = "auto"
@@ -144,7 +144,7 @@ class SampledLaplace:
         )
         sampler = Sampler.of(linear, self.solver, run, flops)
         names, groups = self._groups(network)
-        first = self.first_precision or (1.0 if scaled else unit)
+        first = self.first_precision or (1000.0 if scaled else unit)  # a strong prior is quick to solve for
         value = first if isinstance(self.precision, str) else self.precision
         alpha = torch.full((len(names),), float(value), dtype=torch.float64, device=run.device)
         found = Hyperparameters(alpha, 1.0, groups, None if groups is None else tuple(names))
