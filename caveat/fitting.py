@@ -78,7 +78,7 @@ def fit(
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
             state, info = method.fit(task, begin, run)
     except (ValueError, TypeError, MemoryError):
-        if partial is not None and ranks.first and not any(partial.rglob("checkpoint*.safetensors")):
+        if partial is not None and ranks.first and not any(partial.rglob("*.safetensors")):
             run.discard()  # nothing is in it that another call could go on from
         raise
     posterior = _finished(method, state, info, task, run)
@@ -159,8 +159,7 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
 
 def _clearly_above(limit: float, task: Task, network: Network, params: Params, hyper: Hyper, rows: int = 64) -> bool:
     """Whether a few rows' log likelihood leaves no doubt: a pass over all of them is part of a fit's cost."""
-    few = task.train.part(torch.linspace(0, task.n - 1, min(task.n, rows), dtype=torch.float64).long())
-    outputs, targets = task.outputs(network, params, few)
+    outputs, targets = task.outputs(network, params, task.train.some(rows))
     each = network.likelihood.log_prob(outputs, targets, hyper).double().flatten()
     return bool(each.mean() - 6 * each.std() / len(each) ** 0.5 > limit)
 

@@ -80,7 +80,7 @@ class Rows:
 
     def some(self, count: int) -> "Rows":
         """At most so many, evenly spaced."""
-        return self.part(torch.linspace(0, len(self) - 1, min(len(self), count), dtype=torch.float64).long())
+        return self.part(_spread(len(self), count))
 
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:
         """One batch for each tensor of positions in `order`."""

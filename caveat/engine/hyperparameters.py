@@ -4,9 +4,9 @@
 
 x are the precisions and u(x) is where the update leads. The slope is -1 where that is the fixed point at once. With
 more weights than the data determine it is steeper: the stronger a prior, the smaller the effective dimension and the
-weaker the prior that the update wants; some -1.5 for networks, and plain updates would go to and fro. Precisions are
-positive and range over many orders of magnitude, so the search is in logarithms; those that run to zero or infinity end
-at a bound, and it is said.
+weaker the prior that the update wants; some -1.5 for large networks, and plain updates would go to and fro. Precisions
+are positive and range over many orders of magnitude, so the search is in logarithms; those that run to zero or infinity
+end at a bound, and it is said.
 """
 
 from dataclasses import dataclass, replace
@@ -79,6 +79,7 @@ class Search:
         to = torch.cat([prior, prior.new_tensor([hyper.noise if noise is None else noise])])
         step = to.clamp(1e-300, 1e300).log() - at
         slope = torch.full_like(step, _FIRST_SLOPE)
+        slope[-1] = -1.0  # of the noise
         if self._last is not None:
             moved = at - self._last[0]
             slope = torch.where(moved.abs() > 1e-12, (step - self._last[1]) / moved, -1.0)

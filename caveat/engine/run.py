@@ -64,6 +64,7 @@ class Run:
         self.rng = torch.Generator().manual_seed(self.seed)
         self._saved_at = self._started_at = time.monotonic()
         self._seconds_before = 0.0  # of an earlier, interrupted run that this one goes on from
+        self._written: set[str] = set()  # what this run itself has kept: its time is counted already
         if self.folder is None:
             return
         if (self.folder / "run.json").exists():
@@ -172,6 +173,7 @@ class Run:
         costs = {"gradient_evaluations": self.gradient_evaluations, "flops": self.flops, "seconds": self.seconds()}
         content = {"format": FORMAT, "file": file, "digest": digest, "note": note or {}, "costs": costs}
         write_json(described, content)
+        self._written.add(name)
         if earlier is not None:
             (self.folder / earlier).unlink(missing_ok=True)
 
@@ -182,7 +184,8 @@ class Run:
         kept = read_json(self.folder / f"{name}.json")
         self.gradient_evaluations = max(self.gradient_evaluations, kept["costs"]["gradient_evaluations"])
         self.flops = max(self.flops, kept["costs"]["flops"])
-        self._seconds_before = max(self._seconds_before, kept["costs"]["seconds"])
+        if name not in self._written:
+            self._seconds_before = max(self._seconds_before, kept["costs"]["seconds"])
         return read_state(self.folder / kept["file"], kept["digest"]), kept["note"]
 
     def discard(self) -> None:

@@ -177,7 +177,7 @@ def best_temperature(
     run: Run,
     *,
     closed: bool,
-    samples: int,
+    numbers: int,
 ) -> tuple[float, float]:
     """What to multiply the covariance by, so that validation rows are the most likely, and their NLL then.
 
@@ -188,13 +188,15 @@ def best_temperature(
         drawn: outputs [B, ...] of inputs, and the samples' deviations from them [K, B, ...].
         run: shows how far it is, and hears what a person should know.
         closed: predictions are made from the samples' variance, and not of the samples.
-        samples: how many there are.
+        numbers: outputs of a row by all samples.
     """
     some, nll = rows.some(ROWS), torch.zeros(len(TEMPERATURES), dtype=torch.float64)
-    outputs = drawn(next(some.ordered(1, run.device))[0])[0].numel()
     with run.bar(len(some), "validation row") as bar:
-        for x, y in some.ordered(max(1, min(500, NUMBERS // (samples * outputs))), run.device):
-            mean, shifts = drawn(x)
+        for x, y in some.ordered(max(1, min(500, NUMBERS // numbers)), run.device):
+            try:
+                mean, shifts = drawn(x)
+            except ValueError as error:
+                raise ValueError(f"validation rows {bar.n} and on of {len(some):,} spread evenly: {error}") from error
             variance = shifts.square().mean(0)
             for number, temperature in enumerate(TEMPERATURES):
                 if closed:

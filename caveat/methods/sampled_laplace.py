@@ -161,7 +161,12 @@ class SampledLaplace:
         report = _report(found, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
-        state = {"params": params, "hyper": hyper, "samples": samples, "posterior": {"temperature": torch.ones(())}}
+        state = {
+            "params": params,
+            "hyper": hyper,
+            "samples": samples,
+            "posterior": {"temperature": torch.ones((), dtype=torch.float64)},
+        }
         report |= self._tempered(task, task.network.to(run.device), state, run)
         return state, run.info(task.network, self._treatment(network), report)
 
@@ -171,6 +176,7 @@ class SampledLaplace:
         if isinstance(self.temperature, str):
             assert rows is not None  # `check` has seen to it
             part, every = run.child("temperature"), list(range(self.samples))
+            x, _ = next(rows.ordered(1, run.device))
             temperature, found["validation_nll"] = best_temperature(
                 rows,
                 likelihood,
@@ -178,7 +184,7 @@ class SampledLaplace:
                 lambda x: self._shifts(state, network, x, every),
                 part,
                 closed=self.closed_form(likelihood),
-                samples=self.samples,
+                numbers=self.samples * network(state["params"], x).numel(),
             )
             run.absorb(part)
         else:

@@ -27,7 +27,7 @@ from caveat.evaluate.calibration import top_label_ece
 
 def trained(task: caveat.Task, given: argparse.Namespace) -> caveat.Posterior:
     """The network, trained once and kept."""
-    kept = given.folder / "map"
+    kept = given.folder / f"map-{given.validation:g}"
     if kept.exists():
         return caveat.load(kept, task.network.module, device=given.device)
     training = Training(
@@ -89,7 +89,9 @@ def main() -> None:
         default=1000.0,
         help="where the updates start: solves are short with a strong prior",
     )
-    parser.add_argument("--validation", type=float, default=0.02, help="share of the rows that choose the temperature")
+    parser.add_argument(
+        "--validation", type=float, default=0.02, help="share of rows to choose the temperature by, or 0"
+    )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
@@ -104,7 +106,7 @@ def main() -> None:
         caveat.Categorical(),
         caveat.GaussianPrior(25.0),  # weight decay 5e-4 with 50,000 rows
         augment=data.crop_and_flip,
-        validation=given.validation,
+        validation=given.validation or None,
     )
     start = trained(task, given)
     method = SampledLaplace(
@@ -114,13 +116,13 @@ def main() -> None:
         first_precision=None if given.precision else given.first_precision,
         g_prior=not given.isotropic,
         negligible=given.negligible,
-        temperature="validation",
+        temperature="validation" if given.validation else 1.0,
         tuning=Tuning(samples=given.tuning_samples, tolerance=2e-2),
         solver=ConjugateGradients(rank=given.rank, at_once=given.at_once, tolerance=given.tolerance, refresh=10),
         arithmetic=given.arithmetic,
         block_rows=given.block_rows,
     )
-    name = f"sampled-{'isotropic' if given.isotropic else 'g'}-{given.samples}"
+    name = f"sampled-{'isotropic' if given.isotropic else 'g'}-{given.samples}-{given.validation:g}"
     kept = given.folder / name
     if kept.exists():
         posterior = caveat.load(kept, task.network.module, device=given.device)
@@ -141,9 +143,10 @@ def main() -> None:
     lines = [(given.data, name, quantity, value) for quantity, value in found.items()]
     lines.append((given.data, "map", "seconds", start.info.seconds))
     test = rows.test.tensors
-    plain = dataclasses.replace(posterior, state=posterior.state | {"posterior": {"temperature": torch.ones(())}})
-    for which, one in (("map", start), (name, posterior), (f"{name}, temperature 1", plain)):
-        lines += [(given.data, which, quantity, value) for quantity, value in scores(one, *test, 2500).items()]
+    one = {"posterior": {"temperature": torch.ones((), dtype=torch.float64)}}
+    plain = dataclasses.replace(posterior, state=posterior.state | one)
+    for which, scored in (("map", start), (name, posterior), (f"{name}, temperature 1", plain)):
+        lines += [(given.data, which, quantity, value) for quantity, value in scores(scored, *test, 2500).items()]
     with given.csv.open("a", newline="") as file:
         csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}") for line in lines])
     for line in lines:

@@ -195,6 +195,12 @@ def test_the_time_of_parts_that_a_killed_run_finished_counts(tmp_path: Path) -> 
         part.appended("done")
         second.absorb(part)
     assert 120 <= second.seconds() < 125
+    part = second.child("four")
+    part._started_at -= 30
+    part.append("done", carry(1))
+    part.appended("done")  # its own: that time goes by on the parent's clock as well
+    second.absorb(part)
+    assert 120 <= second.seconds() < 125
 
 
 def test_checkpoint_is_due_after_a_while(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -847,7 +848,25 @@ def test_a_temperature_at_the_end_of_its_range_is_said(right: bool, size: float,
         lambda x: (mean[: len(x)], shifts[:, : len(x)]),
         run,
         closed=False,
-        samples=16,
+        numbers=48,
     )
     assert found == pytest.approx(end)
     assert words in run.warnings[0]
+
+
+def test_the_time_of_a_kept_fit_is_the_clocks(tmp_path: Path) -> None:
+    task, start = trained("Categorical")
+    clock = time.monotonic()
+    method = SampledLaplace(samples=16, at_once=2)
+    posterior = caveat.fit(task, method, start=start, folder=tmp_path / "kept", progress=False)
+    assert 0 < posterior.info.seconds <= time.monotonic() - clock
+
+
+def test_a_fault_of_validation_rows_is_said_and_no_sample_is_lost(tmp_path: Path) -> None:
+    (x, y), (validation, labels) = rows("Categorical"), rows("Categorical", 20, seed=8)
+    validation[7] = 0
+    task = caveat.Task(rooted(), (x, y), caveat.Categorical(), validation=(validation, labels))
+    method = SampledLaplace(samples=4, precision=1.0, temperature="validation")
+    with pytest.raises(ValueError, match=r"validation rows 0 and on of 20 .*: .*row 7 hold NaN or infinity"):
+        caveat.fit(task, method, folder=tmp_path / "kept", progress=False)
+    assert list((tmp_path / "kept.partial").rglob("samples/*.safetensors"))
