@@ -2,9 +2,10 @@
 
     python experiments/sampled_laplace/cifar.py --data cifar10 --data-dir DATA --folder runs/cifar10 --device cuda
 
-Trains the network, or takes it from the folder; then the fit, which goes on where a killed one stopped; then clean test
-rows, the network's own predictions beside those of the samples. Every stage is timed, and the lines of the csv are
-(data, stage or method, quantity, value). `--width 4 --rows 512 --epochs 1 --samples 4` is a dry run for a CPU.
+Trains the network, or takes it from the folder; then the fit, which goes on where a killed one stopped; then test rows,
+clean and corrupted, the network's own predictions beside those of the samples. Every stage is timed, and the lines of
+the csv are (data, stage or method, quantity, value). `--width 4 --rows 512 --epochs 1 --samples 4 --corrupted-rows 250`
+is a dry run for a CPU.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from caveat import MAP, SampledLaplace, Training, data, models
 from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.mackay import Tuning
 from caveat.evaluate.calibration import top_label_ece
+
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")  # one of each group
 
 
 def trained(task: caveat.Task, given: argparse.Namespace) -> caveat.Posterior:
@@ -63,6 +66,13 @@ def scores(posterior: caveat.Posterior, x: torch.Tensor, y: torch.Tensor, rows: 
     }
 
 
+def corrupted(rows: data.DataSet, severity: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first test rows under four corruptions."""
+    families = (data.shifted(rows, name, (severity,))[severity] for name in CORRUPTIONS)
+    pairs = [pair for family in families for pair in family.__getitems__(list(range(count)))]
+    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=("cifar10", "cifar100"), default="cifar10")
@@ -94,6 +104,7 @@ def main() -> None:
     )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")
+    parser.add_argument("--corrupted-rows", type=int, default=1000, help="of each corruption and severity")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -142,11 +153,15 @@ def main() -> None:
     found["steps of the updates"] = float(len(info.diagnostics["history"]))
     lines = [(given.data, name, quantity, value) for quantity, value in found.items()]
     lines.append((given.data, "map", "seconds", start.info.seconds))
-    test = rows.test.tensors
+    tests = {"": rows.test.tensors} | {
+        f", severity {severity}": corrupted(rows, severity, given.corrupted_rows) for severity in (1, 3, 5)
+    }
     one = {"posterior": {"temperature": torch.ones((), dtype=torch.float64)}}
     plain = dataclasses.replace(posterior, state=posterior.state | one)
     for which, scored in (("map", start), (name, posterior), (f"{name}, temperature 1", plain)):
-        lines += [(given.data, which, quantity, value) for quantity, value in scores(scored, *test, 2500).items()]
+        for where, test in tests.items():
+            found = scores(scored, *test, 2500)
+            lines += [(given.data, which, quantity + where, value) for quantity, value in found.items()]
     with given.csv.open("a", newline="") as file:
         csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}") for line in lines])
     for line in lines:
