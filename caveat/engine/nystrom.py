@@ -19,6 +19,8 @@ from caveat.engine.normals import standard_normals
 
 __all__ = ["Nystrom", "sketch", "top_eigenvalue"]
 
+_AT_ONCE = 1 << 24  # numbers of a part that is solved for
+
 
 @dataclass(frozen=True)
 class Nystrom:
@@ -64,35 +66,42 @@ class Nystrom:
 def sketch(
     model: LinearModel, rank: int, seed: int = 0, at_once: int = 64, counted: Callable[[int, int], None] | None = None
 ) -> Nystrom:
-    """The sketch of a rank, from that many products with M, `at_once` in a pass; `counted` hears of them."""
+    """The sketch of a rank, from that many products with M, `at_once` in a pass; `counted` hears of them.
+
+    No more than two arrays of its size are there at a time: of eleven million weights and rank 256 each has 11 GB.
+    """
     features = model.features
     rank = min(rank, features.size, features.rows * model.noise.width)
     places = torch.arange(features.size, device=features.device)
     omega = torch.linalg.qr(standard_normals(seed, "sketch", range(rank), places, features.dtype).T)[0]
-    products: list[Tensor] = []
+    product = torch.empty_like(omega)  # Y, and in the end the root Y_s C^-T, whose square is the approximation
     for first in range(0, rank, at_once):
-        products.append(model.curvature(omega.T[first : first + at_once].contiguous()))
+        found = model.curvature(omega.T[first : first + at_once].contiguous())
+        if not found.isfinite().all():
+            model.check_finite()
+        product.T[first : first + at_once] = found
         if counted is not None:
             counted(min(first + at_once, rank), rank)
-    product = torch.cat(products).T
-    if not product.isfinite().all():
-        model.check_finite()
     shift = torch.finfo(features.dtype).eps * float(product.norm()) or torch.finfo(features.dtype).tiny
-    root, shift = _root(omega, product, shift)
-    Q, T = torch.linalg.qr(root)
+    factor, shift = _factor(omega.T @ product, shift)
+    product.add_(omega, alpha=shift)
+    del omega
+    for part in product.split(max(_AT_ONCE // rank, 1)):
+        part.copy_(torch.linalg.solve_triangular(factor.to(part.dtype).T, part, upper=True, left=False))
+    Q, T = torch.linalg.qr(product)
+    del product, part
     left, singular, _ = torch.linalg.svd(T.double())
     return Nystrom(Q @ left.to(Q.dtype), (singular.square() - shift).clamp_min(0))
 
 
-def _root(omega: Tensor, product: Tensor, shift: float) -> tuple[Tensor, float]:
-    """Y_s C^-T with Y_s = Y + shift Omega and C C^T = Omega^T Y_s, whose square is the approximation; and the shift."""
-    gram = (omega.T @ product).double()
+def _factor(gram: Tensor, shift: float) -> tuple[Tensor, float]:
+    """C with C C^T = Omega^T Y_s and Y_s = Y + shift Omega, in float64; and a shift for which there is one."""
+    gram = (gram.double() + gram.T.double()) / 2
     eye = torch.eye(len(gram), dtype=torch.float64, device=gram.device)
     while True:
-        factor, failed = torch.linalg.cholesky_ex((gram + gram.T) / 2 + shift * eye)
+        factor, failed = torch.linalg.cholesky_ex(gram + shift * eye)
         if not failed:
-            shifted = product + shift * omega
-            return torch.linalg.solve_triangular(factor.to(omega.dtype).T, shifted, upper=True, left=False), shift
+            return factor, shift
         shift *= 10
 
 

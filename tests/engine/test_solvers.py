@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from caveat.engine.conjugate_gradients import ConjugateGradients
+from caveat.engine.cost import peak_bytes, reset_peak
 from caveat.engine.features import Block, DenseFeatures, RowNoise
 from caveat.engine.linear_model import Draws, LinearModel, System
 from caveat.engine.mackay import unfinished
@@ -250,6 +252,18 @@ def test_the_sketch_is_near_the_curvature_and_exact_at_full_rank() -> None:
     part, mu = sketch(decaying(), 30), torch.linalg.eigvalsh(curvature(decaying())).flip(0)
     assert float(part.values[0]) == pytest.approx(float(mu[0]), rel=0.02)
     assert (part.values <= mu[:30] * (1 + 1e-9)).all()  # Nystrom eigenvalues are never too large
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not say")
+def test_a_sketch_takes_two_arrays_of_its_size() -> None:
+    """And what is solved for at a time, of the size of one of them here."""
+    phi, rank, cpu = normal(40, 250_000).float(), 32, torch.device("cpu")
+    model = LinearModel(DenseFeatures(phi), RowNoise(torch.ones(40, 1)), torch.ones(1))
+    sketch(model, 2)
+    reset_peak(cpu)
+    before = peak_bytes(cpu)
+    sketch(model, rank, at_once=2)
+    assert peak_bytes(cpu) - before < 4 * (4 * 250_000 * rank)
 
 
 def test_a_sketch_of_more_than_the_curvatures_rank() -> None:
