@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.normals import standard_normals
 
@@ -72,6 +73,9 @@ def sketch(
     """
     features = model.features
     rank = min(rank, features.size, features.rows * model.noise.width)
+    needed = 5 * rank * features.size * features.dtype.itemsize // 2
+    what = f"a sketch of rank {rank} for {features.size:,} weights"
+    refuse_if_too_large(what, needed, features.device, "give the solver a lower rank")
     places = torch.arange(features.size, device=features.device)
     omega = torch.linalg.qr(standard_normals(seed, "sketch", range(rank), places, features.dtype).T)[0]
     product = torch.empty_like(omega)  # Y, and in the end the root Y_s C^-T, whose square is the approximation

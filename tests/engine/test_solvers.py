@@ -266,6 +266,12 @@ def test_a_sketch_takes_two_arrays_of_its_size() -> None:
     assert peak_bytes(cpu) - before < 4 * (4 * 250_000 * rank)
 
 
+def test_a_sketch_that_does_not_fit_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 1000)
+    with pytest.raises(MemoryError, match="a sketch of rank 10 for 25 weights needs 5.0 kB.*lower rank"):
+        sketch(small(), 10)
+
+
 def test_a_sketch_of_more_than_the_curvatures_rank() -> None:
     phi = normal(50, 3) @ normal(3, 20, seed=1)
     model = LinearModel(DenseFeatures(phi), RowNoise(torch.ones(50, 1).double()), torch.ones(1).double())
