@@ -158,7 +158,12 @@ def main() -> None:
     }
     one = {"posterior": {"temperature": torch.ones((), dtype=torch.float64)}}
     plain = dataclasses.replace(posterior, state=posterior.state | one)
-    for which, scored in (("map", start), (name, posterior), (f"{name}, temperature 1", plain)):
+    compared = {"map": start, name: posterior}
+    if given.validation:
+        tempered = MAP(temperature=True, training=Training(epochs=0))
+        compared["map, temperature"] = caveat.fit(task, tempered, start=start, device=given.device)
+        compared[f"{name}, temperature 1"] = plain
+    for which, scored in compared.items():
         for where, test in tests.items():
             found = scores(scored, *test, 2500)
             lines += [(given.data, which, quantity + where, value) for quantity, value in found.items()]

@@ -268,7 +268,7 @@ def test_a_sketch_takes_two_arrays_of_its_size() -> None:
 
 def test_a_sketch_that_does_not_fit_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caveat.engine.cost.free_bytes", lambda device: 1000)
-    with pytest.raises(MemoryError, match="a sketch of rank 10 for 25 weights needs 5.0 kB.*lower rank"):
+    with pytest.raises(MemoryError, match=r"a sketch of rank 10 for 25 weights needs 5\.0 kB.*lower rank"):
         sketch(small(), 10)
 
 
