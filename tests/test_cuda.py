@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Network, Training, models
-from caveat.engine.jacobian import Jacobian, full_precision
+from caveat.engine.jacobian import Jacobian
 from caveat.engine.network_features import NetworkFeatures
+from caveat.engine.torch_settings import full_precision
 from caveat.methods import discover
 from caveat.randomness import SMALL, normals
 from caveat.rows import Rows

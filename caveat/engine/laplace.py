@@ -19,10 +19,11 @@ from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.curvature import Fisher, Sweep, exact_columns, places
 from caveat.engine.draws import push_draws
 from caveat.engine.gaussians import DOUBLE_UP_TO, Curvature, Full, Gaussian, Rows
-from caveat.engine.jacobian import Jacobian, evenly, plain_attention
+from caveat.engine.jacobian import Jacobian, evenly
 from caveat.engine.laplace_memory import Structure, full_bytes, structure_bytes, what_fits
 from caveat.engine.layered import Kronecker, Layered, restored
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.torch_settings import plain_attention
 from caveat.engine.tuning import Precision, Tuned, Tuner
 from caveat.knobs import Count, Positive, Share, check_knobs
 from caveat.likelihoods import Categorical, Hyper, Likelihood

@@ -21,8 +21,9 @@ from torch import Tensor
 from caveat.batches import Inputs, slices, tensors
 from caveat.engine.cost import free_bytes
 from caveat.engine.features import Noise, times
-from caveat.engine.jacobian import Jacobian, full_precision, refuse_inference_mode
+from caveat.engine.jacobian import Jacobian
 from caveat.engine.linear_program import Program
+from caveat.engine.torch_settings import full_precision, refuse_inference_mode
 from caveat.network import Network, Params
 from caveat.rows import Rows
 

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, map_tensors, tensors
-from caveat.engine.jacobian import plain_attention
+from caveat.engine.torch_settings import plain_attention
 from caveat.network import Network, Params
 
 __all__ = ["traced"]

@@ -14,11 +14,11 @@ import torch
 
 from caveat.batches import count_rows
 from caveat.engine.curvature import places
-from caveat.engine.jacobian import plain_attention
 from caveat.engine.laplace import LaplaceMethod
 from caveat.engine.laplace_memory import Structure
 from caveat.engine.run import Info, Run
 from caveat.engine.tape import Tape
+from caveat.engine.torch_settings import plain_attention
 from caveat.network import Layer, Network
 from caveat.storage import State
 from caveat.task import Task

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,50 +11,28 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from caveat import Gaussian, Network
-from caveat.batches import Inputs, count_rows, map_tensors
+from caveat.batches import Inputs, map_tensors
 from caveat.engine import product_gradients, working_memory
-from caveat.engine.jacobian import Here, Jacobian, full_precision
+from caveat.engine.jacobian import Here, Jacobian
 from caveat.engine.row_gradients import Chosen
 from caveat.models import cnn_lstm, lenet5, resnet18
-
-ROWS = 4
-RNG = torch.Generator().manual_seed(0)
-
-
-class Custom(nn.Module):
-    """A forward pass as a function of the module and its inputs; parts that are shapes become parameters."""
-
-    def __init__(self, run: Callable[..., Tensor], **parts: nn.Module | tuple[int, ...]) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, nn.Parameter(torch.zeros(part)) if isinstance(part, tuple) else part)
-
-    def forward(self, *args: Any, **named: Any) -> Tensor:
-        return self.run(self, *args, **named)
-
-
-def normal(*shape: int, rows: int = ROWS) -> Tensor:
-    return torch.randn(rows, *shape, generator=RNG, dtype=torch.float64)
-
-
-def tokens(length: int) -> Tensor:
-    return torch.randint(7, (ROWS, length), generator=RNG)
-
-
-def swapped(x: Tensor) -> Tensor:
-    return x.transpose(0, 1)
-
-
-def chain(*parts: nn.Module) -> nn.Module:
-    def run(self: Any, x: Tensor) -> Tensor:  # two outputs of whatever the parts make
-        h = self.body(x).tanh().flatten(1)
-        return h @ torch.arange(2 * h.shape[1]).sin().to(h).reshape(-1, 2)
-
-    return Custom(run, body=nn.Sequential(*parts))
+from tests.engine.row_reference import (
+    RNG,
+    ROWS,
+    TWO,
+    Custom,
+    assert_close,
+    assert_right,
+    chain,
+    frames,
+    network,
+    normal,
+    reference,
+    swapped,
+    tokens,
+)
 
 
 def attention(cross: bool = False, masked: bool = False, **options: Any) -> nn.Module:
@@ -97,10 +74,6 @@ def clips(self: Any, x: Tensor) -> Tensor:  # rows x frames
     return self.head(h.square().mean((2, 3))).unflatten(0, (len(x), -1)).sum(1)
 
 
-def frames(self: Any, x: Tensor) -> Tensor:  # time x rows
-    return self.b(self.a(swapped(x).flatten(0, 1)).tanh().unflatten(0, (-1, len(x))).sum(0))
-
-
 def mixed(self: Any, x: Tensor, tokens: Tensor, scale: float, mode: str, shift: Tensor) -> Tensor:
     assert (mode, shift.ndim) == ("sum", 0)
     return scale * self.linear(x) @ self.matrix + self.embed(tokens).sum(1) + shift
@@ -117,7 +90,6 @@ def bare(self: Any, x: Tensor) -> Tensor:
 QUERY, KEY, VALUE, IMAGES, SERIES = normal(3, 4), normal(5, 4), normal(5, 4), normal(4, 6, 6), normal(4, 7)
 OWN_SIZES = (normal(2, 4), normal(5, 3), normal(5, 2))
 OPTIONS: dict[str, Any] = {"x": normal(3), "tokens": tokens(5), "scale": 2.0, "mode": "sum", "shift": torch.tensor(0.5)}
-TWO: dict[str, Any] = {"a": nn.Linear(4, 3), "b": nn.Linear(3, 3)}
 MORE = {"norm": nn.LayerNorm(3), "attention": nn.MultiheadAttention(3, 1)}
 SEQUENCE = Custom(sequence_first, **TWO, **MORE)
 UNSEEN = Custom(lambda s, x: s.a(swapped(x.unflatten(1, (3, 4)))).sin().sum(0), **TWO)
@@ -190,51 +162,6 @@ GENERAL: dict[str, tuple[nn.Module, Inputs, tuple[str, ...]]] = {
 CASES: dict[str, Any] = {k: (*v, ()) for k, v in KNOWN.items()} | {f"general {k}": v for k, v in GENERAL.items()}
 
 
-def network(module: nn.Module, parameters: Any = "*", dtype: torch.dtype = torch.float64) -> Network:
-    """With all parameters and statistics drawn, so that none is zero or one."""
-    module, rng = copy.deepcopy(module).double(), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_(generator=rng).div_(math.sqrt(p[0].numel()) if p.ndim > 1 else 1)
-        for buffer in (b for b in module.buffers() if b.is_floating_point()):
-            buffer.uniform_(0.5, 2, generator=rng)
-    return Network(module.to(dtype), Gaussian(), parameters=parameters)
-
-
-def reference(net: Network, x: Inputs) -> Tensor:
-    """[B, D, P] by a backward pass for every output of every row alone."""
-    found = []
-    for i in range(count_rows(x)):
-        own = {name: value.requires_grad_() for name, value in net.params().items()}
-        alone = map_tensors(lambda t, i=i: t[i : i + 1] if t.ndim else t, x)
-        for output in net(own, alone).flatten():
-            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-            found.append(torch.cat([g.flatten() for g in torch.autograd.grad(output, list(own.values()), **options)]))
-    return torch.stack(found).unflatten(0, (count_rows(x), -1))
-
-
-def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
-    size = float(wanted.abs().max())
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * size + 1e-14, check_dtype=False)
-
-
-def assert_right(jacobian: Jacobian, x: Inputs, wanted: Tensor, tolerance: float = 1e-10) -> None:
-    """Rows, columns, blocks and squares of all weights."""
-    here, names = jacobian.at(x), jacobian.network.names
-    assert_close(here.rows(), wanted, tolerance)
-    cotangents = [torch.randn(here.outputs.shape, generator=RNG).to(here.outputs) for _ in range(2)]
-    v = torch.stack([v.reshape(len(v), -1) for v in cotangents], 1).to(wanted)
-    assert_close(here.columns(cotangents[0]), (v @ wanted)[:, 0], tolerance)
-    by_name = {name: here.outputs.new_zeros(len(v), 2, jacobian.sizes[name]) for name in names}
-    for name, rows, block in here.blocks(cotangents):
-        by_name[name][rows] += block
-    assert_close(torch.cat(list(by_name.values()), 2), v @ wanted, tolerance)
-    squares = here.squares(cotangents[1])
-    assert all(squares[name].shape == jacobian.params[name].shape for name in names)
-    found = torch.cat([squares[name].flatten() for name in names])
-    assert_close(found, (v @ wanted)[:, 1].square().sum(0), tolerance)
-
-
 def some_of(count: int, size: int) -> Tensor:
     return torch.randperm(size, generator=RNG)[:count].sort().values
 
@@ -287,7 +214,7 @@ def test_other_weights_may_be_asked_of_the_same_pass() -> None:
     net = network(KNOWN["conv2d depthwise"][0])
     here = Jacobian(net, net.params(), IMAGES).at(IMAGES)
     v = torch.ones_like(here.outputs)
-    (use, point), wanted = here.uses[0], reference(net, IMAGES).sum(1)
+    (use, point), wanted = here.passed.uses[0], reference(net, IMAGES).sum(1)
     for chosen in (torch.tensor([4, 14]), torch.tensor([31, 50])):  # the same places in the kernels of other channels
         assert_close(use.columns(here.gradients(v)[point], Chosen(chosen)), wanted[:, chosen])
 
@@ -380,112 +307,8 @@ def test_sequences_may_be_of_other_lengths_than_those_seen_first(case: str) -> N
         assert_right(jacobian, x, reference(net, x))
 
 
-def test_a_plan_is_made_once_and_holds_at_other_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network(Custom(frames, **TWO))
-    at_zero = {name: value * (not name.startswith("b")) for name, value in net.params().items()}
-    Jacobian(net, at_zero, KEY)  # the first layer has no gradient here, and still its rows are not first
-    monkeypatch.delattr(Jacobian, "_planned")
-    assert_right(Jacobian(net, net.params(), KEY), KEY, reference(net, KEY))
-
-
-def test_another_use_of_a_weight_than_the_planned_one_takes_copies() -> None:
-    net = network(Custom(lambda s, x: s.a(x) if len(x) != 2 else x @ s.a.weight.T + s.a.bias, a=nn.Linear(4, 3)))
-    jacobian = Jacobian(net, net.params(), normal(4))
-    x = normal(4, rows=2)
-    assert_right(jacobian, x, reference(net, x))
-    assert jacobian.plan.general == ("a.weight", "a.bias")
-    assert Jacobian(net, net.params(), x).plan is jacobian.plan
-
-
-TWO_ALIKE = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}
-
-
-def route_rows(s: Any, x: Tensor) -> Tensor:
-    chosen = (x[:, 0] > 0).nonzero()[:, 0]
-    return s.a(x).index_add(0, chosen, s.b(x[chosen]))
-
-
-def route_tokens(s: Any, x: Tensor) -> Tensor:
-    return route_rows(s, x.flatten(0, 1)).unflatten(0, (len(x), -1)).tanh().mean(1)
-
-
-def sort_rows(s: Any, x: Tensor) -> Tensor:
-    order = x[:, 0].argsort()
-    return s.a(x).index_add(0, order, s.b(x[order]))
-
-
-@pytest.mark.parametrize(
-    ("route", "first", "signs"),
-    [
-        (route_rows, (1, 1, 1), (1, -1, 1, -1, -1)),  # fewer rows than there are
-        (route_rows, (1, 1, 1), (-1, -1)),  # none
-        (route_tokens, (1, 1, 1, 1, 1, 1), (1, 1, -1, -1, 1, -1, 1, -1)),  # as many as rows, but not one of each
-        (route_tokens, (1, -1, -1, 1, 1, -1), (1, 1, -1, -1)),  # as many of each as in the first rows, on average
-        (sort_rows, (1, 2, 3), (3, 1, 2)),
-    ],
-    ids=["rows", "no rows", "tokens", "as many tokens", "sorted"],
-)
-def test_layers_that_see_some_rows_only_get_the_gradients_of_each(
-    route: Callable[[Any, Tensor], Tensor], first: tuple[int, ...], signs: tuple[int, ...]
-) -> None:
-    def make(signs: tuple[int, ...]) -> Tensor:
-        x = torch.randn(len(signs), 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        x[:, 0] = x[:, 0].abs() * torch.tensor(signs) if route is not sort_rows else torch.tensor(signs).double()
-        return x.reshape(-1, 2, 4) if route is route_tokens else x
-
-    net = network(Custom(route, **TWO_ALIKE))
-    jacobian, x = Jacobian(net, net.params(), make(first)), make(signs)
-    assert_right(jacobian, make(first), reference(net, make(first)))
-    assert not jacobian.plan.general, "the first rows are to look like any other"
-    assert_right(jacobian, x, reference(net, x))
-
-
-def test_a_weight_that_sees_some_rows_only_has_no_kronecker_factors() -> None:
-    net = network(Custom(lambda s, x: route_rows(s, x) if bool((x[:, 0] > 0).any()) else s.a(x), **TWO_ALIKE))
-    jacobian = Jacobian(net, net.params(), normal(4).abs())
-    x = normal(4, rows=3)
-    x[:, 0] = -x[:, 0].abs()
-    assert len(jacobian.at(normal(4).abs()).factored("b.weight")) == 1
-    assert jacobian.at(x).factored("b.weight") == []  # it does not act on these
-    x[0, 0] = 1.0
-    with pytest.raises(ValueError, match=r"b\.weight acts on some of the rows only.*structure='diagonal'"):
-        jacobian.at(x).factored("b.weight")
-
-
-def test_an_expert_with_room_for_few_rows_only_is_an_error() -> None:
-    def crowded(s: Any, x: Tensor) -> Tensor:
-        chosen = (x[:, 0] > 0).nonzero()[:3, 0]
-        return s.a(x).index_add(0, chosen, s.b(x[chosen]))
-
-    net = network(Custom(crowded, **TWO_ALIKE))
-    jacobian = Jacobian(net, net.params(), normal(4, rows=3).abs())
-    with pytest.raises(ValueError, match="depends on the other rows"):
-        jacobian.at(normal(4, rows=5).abs())
-
-
-@pytest.mark.parametrize("x", [normal(4), normal(4, 2, 2)])
-def test_rows_that_depend_on_one_another_are_an_error(x: Tensor) -> None:
-    norm = (nn.BatchNorm1d if x.ndim == 2 else nn.BatchNorm2d)(4, track_running_stats=False)
-    net, before = network(chain(norm)), torch.backends.mha.get_fastpath_enabled()
-    with pytest.raises(ValueError, match="no gradient of its own"):
-        Jacobian(net, net.params(), x)
-    assert torch.backends.mha.get_fastpath_enabled() == before
-
-
-def test_checkpointed_activations_are_refused_with_advice() -> None:
-    net = network(Custom(lambda s, x: s.b(checkpoint(s.a, x, use_reentrant=False)), **TWO))
-    with pytest.raises(ValueError, match="switch gradient checkpointing off"):
-        Jacobian(net, net.params(), normal(4))
-
-
-def test_an_input_that_is_lost_to_autograd_is_autograds_error() -> None:
-    net = network(Custom(lambda s, x: s.b(h := s.a(x)) + h.mul_(2), **TWO))
-    with pytest.raises(RuntimeError, match="inplace"):
-        Jacobian(net, net.params(), normal(4))
-
-
 def backward_convolutions(here: Here) -> int:
-    seen, todo = set(), [here.results[0].grad_fn]
+    seen, todo = set(), [here.passed.results[0].grad_fn]
     while todo:
         if (node := todo.pop()) is not None and node not in seen:
             seen.add(node)
@@ -500,10 +323,10 @@ def test_the_graph_stops_at_the_first_chosen_layer() -> None:
     middle = sum(size for name, size in sizes.items() if name < "stages.2")
     places = (net.n_parameters - 1, middle, 0)
     heres = [Jacobian(net, net.params(), x, torch.tensor([place])).at(x) for place in places]
-    assert [len(here.points) for here in heres] == [1, 1, 1]
+    assert [len(here.passed.points) for here in heres] == [1, 1, 1]
     in_head, in_middle, in_stem = (backward_convolutions(here) for here in heres)
     assert in_head == 0 < in_middle < in_stem == 19
-    assert len(Jacobian(net, net.params(), x).at(x).points) == 41  # 20 convolutions, 20 norms and the head
+    assert len(Jacobian(net, net.params(), x).at(x).passed.points) == 41  # 20 convolutions, 20 norms and the head
 
 
 class Largest(TorchDispatchMode):
@@ -560,51 +383,3 @@ def test_nothing_else_changes(case: str, fastpath: bool) -> None:
     assert all(p.requires_grad and p.grad is None for p in module.parameters())
     assert all(child.training for child in module.modules())
     assert not any(p.requires_grad for p in (*params.values(), *net.module.parameters()))
-
-
-def precisions() -> list[str]:
-    settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
-    return [setting.fp32_precision for setting in settings]
-
-
-def test_full_precision_puts_back_what_was_set_even_after_an_error() -> None:
-    before, found = precisions(), []
-
-    def failing() -> None:
-        with full_precision(torch.device("cuda")):
-            found.extend(precisions())
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        failing()
-    assert found == ["ieee"] * 3
-    assert precisions() == before
-    assert torch.get_float32_matmul_precision() == "highest"  # torch's older name for it can still be asked for
-
-
-def test_full_precision_is_for_one_thread_at_a_time() -> None:
-    """Or the second would put back what the first has set."""
-    before, entered = precisions(), threading.Event()
-
-    def other() -> None:
-        with full_precision(torch.device("cuda")):
-            entered.set()
-
-    thread = threading.Thread(target=other)
-    with full_precision(torch.device("cuda")):
-        thread.start()
-        assert not entered.wait(0.2)
-    thread.join()
-    assert entered.is_set()
-    assert precisions() == before
-
-
-def test_settings_of_a_gpu_are_left_alone_on_a_cpu() -> None:
-    """A module may ask for them by their older names, which torch refuses once the newer ones were set apart."""
-
-    def run(self: Any, x: Tensor) -> Tensor:
-        with torch.backends.cudnn.flags(enabled=False):
-            return self.a(x)
-
-    net, x = network(Custom(run, a=nn.Linear(4, 3))), normal(4)
-    assert_right(Jacobian(net, net.params(), x), x, reference(net, x))

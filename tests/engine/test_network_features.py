@@ -13,9 +13,9 @@ import caveat
 from caveat.batches import Inputs
 from caveat.engine import linear_images, linear_products, linear_sums, network_features
 from caveat.engine.features import RowNoise
-from caveat.engine.jacobian import full_precision
 from caveat.engine.linear_model import LinearModel
 from caveat.engine.network_features import NetworkFeatures
+from caveat.engine.torch_settings import full_precision
 from caveat.network import Network
 from caveat.rows import Rows
 
