@@ -7,8 +7,7 @@ updates with a few samples; then all samples are solved for, some at a time. Eac
 folder, so that a killed run goes on from the last. The device holds the samples of a group, whatever their number.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from caveat.engine.network_features import NetworkFeatures
 from caveat.engine.network_model import NetworkModel
 from caveat.engine.run import Run
 from caveat.engine.solvers import Prepared, Report, Solver
-from caveat.likelihoods import Hyper, Likelihood
+from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.rows import Batch, Rows
 from caveat.task import Task
@@ -33,7 +32,7 @@ from caveat.task import Task
 __all__ = [
     "NEGLIGIBLE",
     "Sampler",
-    "best_temperature",
+    "check_shifts",
     "copies_of_the_weights",
     "flat",
     "inputs_as_rows",
@@ -44,11 +43,6 @@ __all__ = [
 
 
 NEGLIGIBLE = 1e-3  # the share of the information that rows may hold and be left out: variances grow by about .2%
-
-
-ROWS = 2000  # validation rows looked at ...
-NUMBERS = 2**24  # ... so many outputs of samples at a time
-TEMPERATURES = tuple(10.0 ** (exponent / 4) for exponent in range(-20, 13))  # 1e-5 to 1000
 
 
 @dataclass
@@ -169,51 +163,6 @@ def marginal_variances(
     return total / samples
 
 
-def best_temperature(
-    rows: Rows,
-    likelihood: Likelihood,
-    hyper: Hyper,
-    drawn: Callable[[Inputs], tuple[Tensor, Tensor]],
-    run: Run,
-    *,
-    closed: bool,
-    numbers: int,
-) -> tuple[float, float]:
-    """What to multiply the covariance by, so that validation rows are the most likely, and their NLL then.
-
-    Args:
-        rows: those of validation.
-        likelihood: of the network.
-        hyper: its own.
-        drawn: outputs [B, ...] of inputs, and the samples' deviations from them [K, B, ...].
-        run: shows how far it is, and hears what a person should know.
-        closed: predictions are made from the samples' variance, and not of the samples.
-        numbers: outputs of a row by all samples.
-    """
-    some, nll = rows.some(ROWS), torch.zeros(len(TEMPERATURES), dtype=torch.float64)
-    with run.bar(len(some), "validation row") as bar:
-        for x, y in some.ordered(max(1, min(500, NUMBERS // numbers)), run.device):
-            try:
-                mean, shifts = drawn(x)
-            except ValueError as error:
-                raise ValueError(f"validation rows {bar.n} and on of {len(some):,} spread evenly: {error}") from error
-            variance = shifts.square().mean(0)
-            for number, temperature in enumerate(TEMPERATURES):
-                if closed:
-                    predictive = likelihood.closed_predictive(mean, temperature * variance, hyper)
-                else:
-                    predictive = likelihood.predictive(mean + math.sqrt(temperature) * shifts, hyper)
-                nll[number] -= float(predictive.log_prob(y).double().sum())
-            bar.update(len(y))
-    best = int(torch.where(nll.isfinite(), nll, torch.inf).argmin())
-    if best in (0, len(TEMPERATURES) - 1):
-        why = "they want no posterior, or a stronger prior" if best == 0 else "the network is far too sure of them"
-        run.warnings.append(
-            f"the validation rows want a temperature of {TEMPERATURES[best]:.2g}, the end of the range looked at: {why}"
-        )
-    return TEMPERATURES[best], float(nll[best]) / len(some)
-
-
 def linearise(
     task: Task,
     network: Network,
@@ -271,6 +220,13 @@ def _units(linear: NetworkModel, run: Run) -> Tensor:
     if run.ranks.first:
         run.append("scale", {"scale": {"scale": scale}})
     return scale
+
+
+def check_shifts(shifts: Tensor, first: int = 0) -> None:
+    """Refuse J z [K, B, m] that are not finite; rows are counted from the first's number."""
+    if not shifts.isfinite().all():
+        row = first + int((~shifts.isfinite()).any(2).any(0).nonzero()[0])
+        raise ValueError(f"the network's derivatives at row {row} hold NaN or infinity: look at that row's inputs")
 
 
 class inputs_as_rows(Rows):  # noqa: N801 - used as a function

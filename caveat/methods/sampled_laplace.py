@@ -16,6 +16,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, move
 from caveat.engine.conjugate_gradients import ConjugateGradients
+from caveat.engine.covariance_temperature import best_temperature
 from caveat.engine.curvature import places
 from caveat.engine.draws import no_update, pick, push_draws
 from caveat.engine.laplace import flat_prior, with_gradients
@@ -25,7 +26,7 @@ from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sampled import (
     NEGLIGIBLE,
     Sampler,
-    best_temperature,
+    check_shifts,
     copies_of_the_weights,
     inputs_as_rows,
     linearise,
@@ -175,16 +176,14 @@ class SampledLaplace:
         likelihood, rows, found = network.likelihood, task.validation, {}
         if isinstance(self.temperature, str):
             assert rows is not None  # `check` has seen to it
-            part, every = run.child("temperature"), list(range(self.samples))
-            x, _ = next(rows.ordered(1, run.device))
+            part = run.child("temperature")
             temperature, found["validation_nll"] = best_temperature(
+                self._own(network),
+                state,
                 rows,
-                likelihood,
-                state["hyper"],
-                lambda x: self._shifts(state, network, x, every),
                 part,
                 closed=self.closed_form(likelihood),
-                numbers=self.samples * network(state["params"], x).numel(),
+                at_once=self.at_once,
             )
             run.absorb(part)
         else:
@@ -280,9 +279,7 @@ class SampledLaplace:
             begin += len(part)
         assert mean is not None
         shifts = _spread(state) * torch.stack([found[number] for number in chosen])
-        if not shifts.isfinite().all():
-            row = int((~shifts.isfinite()).any(2).any(0).nonzero()[0])
-            raise ValueError(f"the network's derivatives at row {row} hold NaN or infinity: look at that row's inputs")
+        check_shifts(shifts)
         shape = (count_rows(x), *features.output_shape)
         return mean.reshape(shape), shifts.reshape(len(chosen), *shape)
 
