@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from caveat.storage import (
 
 __all__ = ["Posterior", "load"]
 
+# A module holds the weights of a draw while it runs, and torch's one generator the draw's seed: threads take turns.
+_ONE_AT_A_TIME = threading.RLock()
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
 
 
@@ -62,7 +65,8 @@ class Posterior:
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
 
-        Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
+        Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer. Calls
+        from several threads take turns.
         """
         if draws is not None and (not isinstance(draws, int) or draws < 1):
             raise ValueError(f"predict(draws={draws!r}): must be a whole number, at least 1")
@@ -73,7 +77,7 @@ class Posterior:
             variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
             return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
         rng = torch.Generator().manual_seed(seed)
-        with _shapes_in_errors(x), without_autocast(self.network.device):
+        with _ONE_AT_A_TIME, _shapes_in_errors(x), without_autocast(self.network.device):
             what = f"{n:,} draws for {count_rows(x):,} rows"
             self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
             outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
@@ -87,7 +91,7 @@ class Posterior:
         The covariance is that of each row's D outputs, [B, D, D], or, with `joint`, of all rows together, [B D, B D].
         """
         x = self._checked(x)
-        with _shapes_in_errors(x), without_autocast(self.network.device):
+        with _ONE_AT_A_TIME, _shapes_in_errors(x), without_autocast(self.network.device):
             if joint:
                 advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
                 self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,15 @@ def test_predicts_with_every_likelihood(name: str, likelihood: str, dtype: torch
         assert bool((lower <= upper).all())
     baseline = task.network.likelihood.baseline(y)
     assert float(prediction.log_prob(y).double().mean()) > baseline - 2.0, "not wildly worse than knowing nothing"
+
+
+@every_method
+def test_threads_that_predict_at_once_get_what_each_would_get_alone(name: str) -> None:
+    posterior, x = fitted(name, make_task()), problem("Categorical")[0]
+    alone = [posterior.predict(x, seed=seed).samples for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        together = [pool.submit(posterior.predict, x, seed=seed % 3) for seed in range(30)]
+        assert all(torch.equal(job.result().samples, alone[seed % 3]) for seed, job in enumerate(together))
 
 
 @every_method
