@@ -58,11 +58,15 @@ def fresh_layout(geometries: dict[str, Geometry], counts: dict[str, int], run: R
 
 
 def begin(network: Network, start: State, layout: Layout) -> tuple[Substitute, Tensor]:
-    """A network with sparse layers, and its first means: the start's, wider where fewer inputs are added up."""
+    """A network with sparse layers, and its first means: the start's, wider where fewer inputs are added up.
+
+    The start's weights are let go: whole ones, which whoever called would hold while few are trained.
+    """
     means = layout.gathered({name: start["params"][weight_name(name)] for name in layout.counts})
     for name, part in layout.split(means):
         part *= math.sqrt(layout.geometries[name].size / layout.counts[name])
     substitute = Substitute(network, layout, start["params"])
+    start["params"].clear()
     return substitute, means
 
 

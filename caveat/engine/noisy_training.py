@@ -19,7 +19,7 @@ from caveat.engine.point import warn_if_nothing_was_learned
 from caveat.engine.run import Run
 from caveat.engine.sparse_layers import Substitute
 from caveat.engine.training import Training
-from caveat.engine.variational import noise_of_batch
+from caveat.engine.variational import check_fine, noise_of_batch
 from caveat.likelihoods import Hyper
 from caveat.network import Params
 from caveat.priors import GaussianPrior
@@ -58,6 +58,8 @@ class NoisyTraining:
         noise_learning_rate: float,
         kl_weight: Callable[[float], float],
     ) -> None:
+        for scale in noise.scales.values():
+            check_fine(scale)
         self.task, self.substitute, self.noise, self.training, self.run = task, substitute, noise, training, run
         self.kl_weight = kl_weight
         self.begun, self.step = False, 0

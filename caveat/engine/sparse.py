@@ -23,6 +23,7 @@ from caveat.native import Grid, Structure
 __all__ = ["Geometry", "Pattern", "apply", "apply_pair", "runs_sparse"]
 
 Collector = Callable[[Tensor], None]  # is given the gradient of the whole W, once, while a step runs backward
+_STRUCTURES = 32  # that a layer keeps: two for each shape of inputs
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,12 @@ class Geometry:
         if len(self.shape) == 2:
             rows, outputs = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
             return (g @ weight if of[0] else None, outputs.t() @ rows if of[1] else None)
-        found = torch.ops.aten.convolution_backward(
-            g, x, weight, None, self.stride, self.padding, self.dilation, False,
-            [0] * len(self.stride), self.groups, [*of, False],
+        alone = x.ndim < len(self.shape)  # one image, without an axis of rows
+        to_x, to_weight, _ = torch.ops.aten.convolution_backward(
+            g.unsqueeze(0) if alone else g, x.unsqueeze(0) if alone else x, weight, None, self.stride, self.padding,
+            self.dilation, False, [0] * len(self.stride), self.groups, [*of, False],
         )  # fmt: skip
-        return tuple(found[:2])
+        return to_x.squeeze(0) if alone and to_x is not None else to_x, to_weight
 
 
 class Pattern:
@@ -116,11 +118,15 @@ class Pattern:
     def structure(self, grid: Grid, back: bool) -> Structure:
         """The non-zeros as the kernels read them, by outputs or, for the way back, by inputs."""
         key = (back, *grid.key)
-        if key not in self._structures:
+        found = self._structures.pop(key, None)
+        if found is None:
             make = Structure.backward if back else Structure.forward
             indices = self.indices.numpy().astype(np.int32, copy=False)
-            self._structures[key] = make(self.geometry.shape, self.geometry.groups, indices, grid)
-        return self._structures[key]
+            found = make(self.geometry.shape, self.geometry.groups, indices, grid)
+        self._structures[key] = found  # the last used one is the last
+        if len(self._structures) > _STRUCTURES:
+            del self._structures[next(iter(self._structures))]
+        return found
 
 
 def runs_sparse(geometry: Geometry, count: int, x_shape: tuple[int, ...]) -> bool:
@@ -239,9 +245,10 @@ class _Native(torch.autograd.Function):
         dx = x.new_empty(x.shape) if of_x else None
         dw = x.new_empty(values.shape) if of_mean or of_variance else None
         dw2 = x.new_empty(values.shape) if dw is not None and variance is not None else None
-        by_output = pattern.structure(grid, back=False).addresses[:2]
-        by_input = pattern.structure(grid, back=True).addresses if of_x else (None, None, None)
-        _call("caveat_backward", grid, x, g, g2, *by_output, values, variance, *by_input, dx, dw, dw2)
+        by_output = pattern.structure(grid, back=False)
+        by_input = pattern.structure(grid, back=True) if of_x else None
+        places = (None, None, None) if by_input is None else by_input.addresses
+        _call("caveat_backward", grid, x, g, g2, *by_output.addresses[:2], values, variance, *places, dx, dw, dw2)
         if ctx.collect is not None:
             ctx.collect(geometry.gradients(g, x, g.new_empty(geometry.shape), (False, True))[1])
         db = None
@@ -267,8 +274,8 @@ def _forward(
     lead = x.shape[:-1] if len(pattern.geometry.shape) == 2 else x.shape[:1]
     y = x.new_empty((*lead, *grid.outputs))
     y2 = None if variance is None else torch.empty_like(y)
-    by_output = pattern.structure(grid, back=False).addresses[:2]
-    _call("caveat_forward", grid, x, *by_output, values, variance, bias, y, y2)
+    by_output = pattern.structure(grid, back=False)
+    _call("caveat_forward", grid, x, *by_output.addresses[:2], values, variance, bias, y, y2)
     return y if y2 is None else (y, y2)
 
 

@@ -30,7 +30,7 @@ from caveat.priors import GaussianPrior
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Trained", "Variational", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
+__all__ = ["Trained", "Variational", "check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class Variational:
         std_learning_rate: float = 1e-2,
         kl_weight: Callable[[float], float] = lambda progress: 1.0,
     ) -> None:
+        if log_std is not None:
+            check_fine(log_std)
         self.task, self.substitute, self.training, self.run = task, substitute, training, run
         self.mean, self.log_std = mean.requires_grad_(), None if log_std is None else log_std.requires_grad_()
         self.kl_weight = kl_weight
@@ -107,6 +109,8 @@ class Variational:
         self.new_std: float | None = None  # of added weights; None takes the mean of their layer's
         self.at_the_mean = False  # whether gradients of weights that are not there are taken without noise
         self.step, self.begun = 0, False
+        # The share of the sparse layers' weights that steps took sparse kernels for; None where none was left to make.
+        self.ran_sparse: float | None = None
         self._nothing = mean.new_empty(0)
         # On a GPU as a CUDA graph: a narrow network's kernels are done sooner than they can be launched one by one.
         mode = "reduce-overhead" if run.device.type == "cuda" else None
@@ -297,6 +301,7 @@ class Variational:
             self.precision = precisions(self.task.network.to(self.run.device), self.substitute.layout)
 
     def _after_epoch(self, epoch: int) -> None:
+        self.ran_sparse = 0.0 if self.training.compile else self.substitute.ran_sparse()  # compiled, none does
         self.substitute.collect({})
         if self.replacement is not None:
             self.replacement.forget()
@@ -311,10 +316,24 @@ class Variational:
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
+def check_fine(log_std: Tensor) -> None:
+    """Refuse half precision: a step of .01 at -5 rounds away, and sigma would never move."""
+    if torch.finfo(log_std.dtype).bits < 32:
+        raise ValueError(
+            f"steps of log sigma are lost in {str(log_std.dtype).removeprefix('torch.')}: give the module in float32, "
+            "and for speed Training(precision='bfloat16')"
+        )
+
+
 def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
     """Standard normals as one process would draw them for a whole batch: those of this rank's rows."""
 
     def draw(like: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
+            raise ValueError(
+                "the network computes activations again in its backward pass (torch.utils.checkpoint), where the noise "
+                "would be another one: switch gradient checkpointing off in the module"
+            )
         times, rest = divmod(len(like), rows)  # a module may have folded another axis into the rows
         total, start = (len(like), 0) if rest else (times * part.batch_rows, times * part.start)
         shape = (total, *like.shape[1:])

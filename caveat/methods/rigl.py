@@ -80,7 +80,7 @@ class RigL:
         )
         trained = trainer.train(made.total.training_flops)
         found: dict[str, float] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
-        found |= {"exchanging": self.replacement > 0, "ran_sparse": substitute.ran_sparse()}
+        found |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
         return trained.state(network), describe(task, trained, run, made, "point", found)
 
     draws = active_draws

@@ -126,7 +126,7 @@ class SSVI:
         extra = 3 * made.total.inference_flops / self.interval if self.addition == "mean" else 0.0  # a pass of its own
         trained = trainer.train(made.total.training_flops + extra)
         found = self._found(trained, run) | {"exchanges": replacement.updates, "exchanged": replacement.replaced}
-        found["ran_sparse"] = substitute.ran_sparse()
+        found["ran_sparse"] = trainer.ran_sparse
         made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
         return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
 
@@ -148,6 +148,7 @@ class SSVI:
             thin[name] = thin[name] * (start["params"][name][0].numel() / thin[name][0].numel()) ** 0.5
         layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
         substitute, mean = begin(narrow, {"params": thin}, layout)
+        start["params"].clear()  # whole weights
         made = narrow_account(task, narrow, run, self._scheme(None), self.interval)
         trainer = self._trainer(task, substitute, mean, start, run)
         exchange = ChannelExchange(

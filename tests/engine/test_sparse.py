@@ -232,6 +232,32 @@ def test_under_transforms_of_torch_func(monkeypatch: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", ["1-D, stride, dilation", "3x3"])
+def test_one_image_without_an_axis_of_rows(case: str) -> None:
+    pattern, x, mean, variance, _ = given(case, 0.3)
+    one = x.detach()[0].requires_grad_()
+    alone = outcomes(lambda: apply_pair(one, mean, variance, pattern), [one, mean, variance])
+    row = one.detach().unsqueeze(0).requires_grad_()
+    first = outcomes(lambda: apply_pair(row, mean, variance, pattern), [row, mean, variance])
+    for found, wanted in zip(alone, first, strict=True):
+        torch.testing.assert_close(found, wanted.reshape(found.shape), rtol=1e-4, atol=1e-5)
+
+
+@native_only
+def test_structures_of_many_sizes_are_not_kept_for_ever(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sparse, "runs_sparse", lambda *_: True)
+    pattern, x, mean, _, _ = given("1-D", 0.5)
+    for length in range(11, 11 + 3 * sparse._STRUCTURES):
+        longer = torch.nn.functional.pad(x.detach(), (0, length - 11)).requires_grad_()
+        apply(longer, mean, pattern).sum().backward()
+        assert len(pattern._structures) <= sparse._STRUCTURES
+    x64, mean64 = doubled(x, mean)
+    close(
+        outcomes(lambda: (apply(x, mean, pattern),), [x, mean]),
+        outcomes(lambda: (apply(x64, mean64, pattern),), [x64, mean64]),
+    )
+
+
 @native_only
 def test_copies_of_a_pattern_make_structures_of_their_own(monkeypatch: Any) -> None:
     monkeypatch.setattr(sparse, "runs_sparse", lambda *_: True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat import GaussianPrior, Training
+from caveat import GaussianPrior, Training, native
 from caveat.engine import run as run_module
 from caveat.engine.distributed import Ranks
 from caveat.engine.optimise import BatchPart, Moments
@@ -399,3 +399,55 @@ def test_a_compiled_pass_returns_outputs_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "compile", lambda function, mode: compiled(function, backend=backend))
     caveat.fit(task(), ssvi(structure="channel", training=short(epochs=2, compile=True)), progress=False)
     assert found == [1]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", [caveat.SSVI, caveat.MeanFieldVI, caveat.VariationalDropout])
+def test_noise_that_would_be_drawn_again_is_refused(method: Any, reentrant: bool) -> None:
+    """A checkpointed layer's second pass would have other noise, and the gradient of log sigma be about zero."""
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(36, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.utils.checkpoint.checkpoint(self.first, x.flatten(1), use_reentrant=reentrant)
+            return self.second(hidden.relu())
+
+    x, y = rows()
+    own = caveat.Task(Again(), (x.requires_grad_() if reentrant else x, y), caveat.Categorical())
+    with pytest.raises(ValueError, match="switch gradient checkpointing off"):
+        caveat.fit(own, method(training=short(epochs=1)), progress=False)
+
+
+@pytest.mark.parametrize("method", [caveat.SSVI, caveat.MeanFieldVI, caveat.VariationalDropout])
+def test_half_precision_in_which_sigma_cannot_move_is_refused(method: Any) -> None:
+    x, y = rows()
+    own = caveat.Task(network().bfloat16(), (x.bfloat16(), y), caveat.Categorical())
+    with pytest.raises(ValueError, match="log sigma are lost in bfloat16"):
+        caveat.fit(own, method(training=short(epochs=1)), progress=False)
+
+
+def test_whole_weights_are_let_go_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    fit = caveat.SSVI.fit
+
+    def spied(self: caveat.SSVI, task: caveat.Task, start: Any, run: Run) -> Any:
+        found = fit(self, task, start, run)
+        held.append(len(start["params"]))
+        return found
+
+    monkeypatch.setattr(caveat.SSVI, "fit", spied)
+    for structure in ("unstructured", "channel"):
+        caveat.fit(task(), ssvi(structure=structure, training=short(epochs=1)), progress=False)
+    assert held == [0, 0]
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+def test_the_share_that_ran_sparse_is_that_of_training() -> None:
+    """Under autocast layers take whole weights; passes at the end of training, in float32, do not count."""
+    plain = caveat.fit(task(validation=0.2), ssvi(density=0.1), progress=False)
+    rounded = caveat.fit(task(validation=0.2), ssvi(density=0.1, training=short(precision="bfloat16")), progress=False)
+    assert plain.info.diagnostics["ran_sparse"] == 1
+    assert rounded.info.diagnostics["ran_sparse"] < 1
