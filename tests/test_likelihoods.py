@@ -400,6 +400,16 @@ def test_check_says_what_is_wrong_what_was_given_and_what_to_do(likelihood, outp
         caught.match(part)
 
 
+@pytest.mark.parametrize("class_axis", [1, -1])
+def test_probabilities_are_no_logits(class_axis):
+    logits = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    likelihood, labels = Categorical(class_axis=class_axis), torch.zeros(2, 3, dtype=LONG)
+    likelihood.check(logits, labels)
+    likelihood.check(logits.log_softmax(class_axis), labels)
+    with pytest.raises(ValueError, match="Categorical takes logits: leave the softmax"):
+        likelihood.check(logits.softmax(class_axis), labels)
+
+
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"Gaussian\(noise=0\.0\): must be above 0 or None"):
         Gaussian(noise=0.0)
