@@ -26,6 +26,8 @@ def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
         posterior: of a method with active weights
         seed: of a draw of the weights; without one they are at their means, or at the last of a few draws
     """
+    if not isinstance(posterior, Posterior):
+        raise TypeError(f"deploy takes a posterior, not {posterior!r}: load a folder with caveat.load(folder, module)")
     if "active" not in posterior.state:
         raise TypeError(
             f"{type(posterior.method).__name__} has no active weights to deploy: take draws of its weights with "

@@ -122,3 +122,8 @@ def test_what_could_not_be_folded_is_said() -> None:
     posterior = caveat.fit(caveat.Task(Untraceable(), data, caveat.Categorical()), METHODS["rigl"], progress=False)
     with pytest.warns(UserWarning, match=r"no BatchNorm was folded.*torch.fx cannot trace"):
         assert isinstance(caveat.deploy(posterior).norm, nn.BatchNorm1d)
+
+
+def test_a_folder_is_no_posterior() -> None:
+    with pytest.raises(TypeError, match=r"deploy takes a posterior, not 'posteriors/mine': load a folder"):
+        caveat.deploy("posteriors/mine")  # type: ignore[arg-type]

@@ -103,7 +103,8 @@ def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, e
     if outside := left_out(network, layout.geometries):
         run.warnings.append(
             f"{', '.join(outside[:5])}{' and others' if len(outside) > 5 else ''} stay without a posterior: only "
-            "linear and convolutional layers (1-D, 2-D, padded with zeros, with weights of their own) are given one"
+            "nn.Linear, nn.Conv1d and nn.Conv2d are given one (not subclasses; padded alike on both sides with zeros; "
+            "no hooks; weights of their own)"
         )
     diagnostics = {"history": trained.history, "density": made.density, "account": made.as_json()} | extra
     return run.info(network, treatment, diagnostics)

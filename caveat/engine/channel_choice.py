@@ -5,7 +5,7 @@ the weights, so a density d takes about sqrt(d) of the channels.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -23,22 +23,33 @@ Counts = dict[int, int]  # channels of each space
 Scores = dict[int, Tensor]  # one a channel, for each space
 
 
-def kept_density(channels: Channels, kept: Kept) -> float:
-    """The share of the weights of narrowed layers that is left."""
+def kept_density(channels: Channels, kept: Kept, sizes: Mapping[str, int] | None = None) -> float:
+    """The share of the weights that is left.
+
+    Args:
+        sizes: of the weights that count, by name, narrowed or not; unless given, all that are narrowed count
+    """
     counts = {space: len(own) for space, own in kept.items()}
-    return _weights(channels, counts) / _weights(channels, dict(enumerate(channels.widths)))
+    return _weights(channels, counts, sizes) / _weights(channels, dict(enumerate(channels.widths)), sizes)
 
 
-def start_kept(channels: Channels, density: float, rng: torch.Generator, multiple: int = 1) -> Kept:
+def start_kept(
+    channels: Channels,
+    density: float,
+    rng: torch.Generator,
+    multiple: int = 1,
+    sizes: Mapping[str, int] | None = None,
+) -> Kept:
     """Random channels, the same share of every space and at least one, so that about `density` of the weights is left.
 
     The share is found by bisection; then spaces take the next count, in order, where that comes nearer. What was
-    reached is `kept_density`. Counts are multiples of `multiple`, or all channels of a space that has fewer.
+    reached is `kept_density`, with the same `sizes`. Counts are multiples of `multiple`, or all channels of a space
+    that has fewer.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density={density} must be above 0 and at most 1")
     widths = dict(enumerate(channels.widths))
-    aim = density * _weights(channels, widths)
+    aim = density * _weights(channels, widths, sizes)
 
     def at(share: float) -> Counts:
         steps = {space: max(1, round(share * width / multiple)) for space, width in widths.items()}
@@ -47,11 +58,11 @@ def start_kept(channels: Channels, density: float, rng: torch.Generator, multipl
     low, high = 0.0, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if _weights(channels, at(middle)) >= aim else (middle, high)
+        low, high = (low, middle) if _weights(channels, at(middle), sizes) >= aim else (middle, high)
     counts = at(low)
     for space, count in at(high).items():
         more = counts | {space: count}
-        if abs(_weights(channels, more) - aim) < abs(_weights(channels, counts) - aim):
+        if abs(_weights(channels, more, sizes) - aim) < abs(_weights(channels, counts, sizes) - aim):
             counts = more
     return {s: torch.randperm(width, generator=rng)[: counts[s]].sort().values for s, width in widths.items()}
 
@@ -217,10 +228,15 @@ def _on_host(parts: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.cat(parts).cpu().double().split([len(part) for part in parts]) if parts else ()
 
 
-def _weights(channels: Channels, counts: Counts) -> int:
+def _weights(channels: Channels, counts: Counts, whole: Mapping[str, int] | None) -> int:
+    """How many there are with so many channels; `whole` has the sizes of those that count."""
     total = 0
-    for name in channels.weights:
-        layout = channels.extents[name]
+    for name in channels.weights if whole is None else whole:
+        layout = channels.extents.get(name)
+        if layout is None:
+            assert whole is not None
+            total += whole[name]
+            continue
         sizes = [
             sum((s.width if s.space is None else counts[s.space]) * s.block for s in axis) if axis else n
             for axis, n in zip(layout.axes, layout.shape, strict=True)

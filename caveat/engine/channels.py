@@ -24,8 +24,9 @@ from caveat.batches import Inputs, map_tensors
 from caveat.engine.channel_trial import close, cut, entries, own_tensors, trial
 from caveat.engine.narrowing import SIZES, Axis, Channels, Extent, Segment, narrow, widen_params
 
-__all__ = ["find_channels"]
+__all__ = ["OUTPUTS", "find_channels"]
 
+OUTPUTS = "they reach the network's outputs"  # why a last layer's channels stay
 _OTHERWISE = 'use structure="unstructured"'
 _CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 
@@ -105,7 +106,7 @@ class _Search(fx.Interpreter):
         if n.op == "call_module" and self._is_layer(self.fetch_attr(str(n.target))):
             value = self._layer(n, self.fetch_attr(str(n.target)), result)
         elif inputs and n.op == "output":
-            self._stay_whole(inputs, "they reach the network's outputs")
+            self._stay_whole(inputs, OUTPUTS)
         elif inputs:
             value = self._concatenation(n, inputs) or self._step(n, inputs, result)
         if value is not None:
@@ -158,16 +159,20 @@ class _Search(fx.Interpreter):
 
     def _step(self, node: fx.Node, inputs: list[fx.Node], result: Any) -> _Value | None:
         """Any other step."""
+        module = self.fetch_attr(str(node.target)) if node.op == "call_module" else None
         what = node.target if isinstance(node.target, str) else node.name
+        if module is not None:
+            what = f"{what} ({type(module).__name__})"
         first, values = self.values[inputs[0]], [self.values[n] for n in inputs]
         if isinstance(result, torch.Size):
             sizes = {u.args[1] if u.target is operator.getitem else None for u in node.users if u.users}
             fixed = all(isinstance(i, int) and i % len(result) != first.dimension for i in sizes)
             return None if fixed else self._stay_whole(inputs, f"{what} reads their number")
-        module = self.fetch_attr(str(node.target)) if node.op == "call_module" else None
         own, size = {} if module is None else own_tensors(module), entries(first.axis)
-        if any(v.pattern != first.pattern for v in values) or any(id(p) in self.shared for p in own.values()):
+        if any(v.pattern != first.pattern for v in values):
             return self._stay_whole(inputs, f"{what} joins channels of several kinds")
+        if any(id(p) in self.shared for p in own.values()):
+            return self._stay_whole(inputs, f"{what} has parameters that it shares")
         if any(p.numel() != 1 and not p.numel() == max(p.shape) == size for p in own.values()):
             return self._stay_whole(inputs, f"{what} has parameters that are not one number a channel")
 

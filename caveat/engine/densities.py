@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from caveat.engine.sparse import Geometry
+from caveat.engine.sparse_layers import Layers
 
 __all__ = ["Allocation", "counts", "dense_layers", "replaced", "replacement_rate"]
 
@@ -48,11 +49,15 @@ def counts(
 
 
 def dense_layers(geometries: Mapping[str, Geometry], wanted: Collection[str] | Literal["first"]) -> tuple[str, ...]:
-    """Names of the layers that keep all weights; "first" is the first layer, where it is a convolution."""
+    """Names of the layers that keep all weights.
+
+    "first" is the network's first layer, where that is a convolution and among these: no other one takes its place.
+    """
     if wanted != "first":
         return tuple(wanted)
-    first = next(iter(geometries))
-    return (first,) if len(geometries[first].shape) > 2 and len(geometries) > 1 else ()
+    first = geometries.first if isinstance(geometries, Layers) else next(iter(geometries))
+    found = geometries.get(first)
+    return (first,) if found is not None and len(found.shape) > 2 and len(geometries) > 1 else ()
 
 
 def replacement_rate(progress: float, initial: float, stop: float) -> float:

@@ -7,7 +7,7 @@ The weights of all layers lie one after the other in flat tensors, so that an op
 weights there are see one tensor each. Biases and every other parameter stay as they are, without a posterior.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from caveat.engine.sparse import Collector, Geometry, Pattern, apply, apply_pair
 from caveat.network import Network, Params
 
-__all__ = ["Layout", "SparseLayer", "Substitute", "candidates", "column_indices", "left_out",
+__all__ = ["Layers", "Layout", "SparseLayer", "Substitute", "candidates", "column_indices", "left_out",
            "sparse_layers", "weight_name"]  # fmt: skip
 
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
@@ -148,7 +148,15 @@ def candidates(network: Network) -> dict[str, Geometry]:
     return {name: geometry for name, geometry in found.items() if geometry is not None}
 
 
-def sparse_layers(network: Network) -> dict[str, Geometry]:
+class Layers(dict[str, Geometry]):
+    """Layers by name; `first` is the network's first linear or convolutional one, whether or not it is among them."""
+
+    def __init__(self, layers: Mapping[str, Geometry], first: str) -> None:
+        super().__init__(layers)
+        self.first = first
+
+
+def sparse_layers(network: Network) -> Layers:
     """The layers that can be given by few weights: those with a selected weight of their own, and without hooks."""
     modules = [module for _, module in network.module.named_modules(remove_duplicate=False)]
     owners = [id(p) for module in network.module.modules() for p in module.parameters(recurse=False)]
@@ -161,10 +169,12 @@ def sparse_layers(network: Network) -> dict[str, Geometry]:
             found[name] = geometry
     if not found:
         raise ValueError(
-            "the network has no linear or convolutional layer (1-D or 2-D, padded with zeros, not shared, without "
-            "hooks, selected by parameters=) that could be made sparse or Bayesian"
+            "the network has no linear or convolutional layer (nn.Linear, nn.Conv1d, nn.Conv2d, not subclasses; padded "
+            "alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) that could be "
+            "made sparse or Bayesian"
         )
-    return found
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)  # of any padding, transposed ones and subclasses too
+    return Layers(found, next(name for name, module in network.module.named_modules() if isinstance(module, kinds)))
 
 
 def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:

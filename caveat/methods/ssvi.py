@@ -10,6 +10,7 @@ fixed at zero, against a Gaussian, is infinite and left out.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,7 +32,7 @@ from caveat.engine.active import (
 )
 from caveat.engine.channel_choice import kept_density, start_kept
 from caveat.engine.channel_exchange import ChannelExchange, narrow_network, of_slices, stored_slices
-from caveat.engine.channels import find_channels
+from caveat.engine.channels import OUTPUTS, find_channels
 from caveat.engine.criteria import Criterion, keep_scores
 from caveat.engine.densities import Allocation, counts, dense_layers
 from caveat.engine.draws import no_closed_form, no_moments, no_update
@@ -39,7 +40,7 @@ from caveat.engine.narrowing import Channels, Kept, narrow_params
 from caveat.engine.replacement import Addition, Replacement, Scope
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import Substitute, sparse_layers
+from caveat.engine.sparse_layers import Substitute, sparse_layers, weight_name
 from caveat.engine.training import Training
 from caveat.engine.variational import Trained, Variational, warm_up
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
@@ -135,7 +136,8 @@ class SSVI:
         example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
         channels = find_channels(network.module, example)
         _check_channels(network, channels)
-        kept = self._first_channels(channels, run)
+        sizes = {name: geometry.size for name, geometry in sparse_layers(network).items()}
+        kept = self._first_channels(channels, sizes, run)
         narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
         if repr(narrow.module) != repr(of_slices(network, stored_slices(channels, kept)).module):
             raise ValueError(
@@ -169,27 +171,32 @@ class SSVI:
         found = self._found(trained, run) | {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
         found["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
         found["whole"] = channels.whole
+        found["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
         state = trained.state(narrow) | {"slices": stored_slices(channels, exchange.kept)}
         return state, describe(task, trained, run, made, "Gaussian", found)
 
-    def _first_channels(self, channels: Channels, run: Run) -> Kept:
+    def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> Kept:
         """Drawn at random; on a GPU multiples of sixteen, where that is near the density.
 
         Matrix units work on sixteen channels at a time, and are far slower on a number that is no multiple of eight.
         """
-        state = run.rng.get_state()
+        state, weights = run.rng.get_state(), {weight_name(layer): size for layer, size in sizes.items()}
         if run.device.type == "cuda":
-            kept = start_kept(channels, self.density, run.rng, multiple=16)
-            if abs(kept_density(channels, kept) / self.density - 1) < 0.2:
+            kept = start_kept(channels, self.density, run.rng, 16, weights)
+            if abs(kept_density(channels, kept, weights) / self.density - 1) < 0.2:
                 return kept
             run.rng.set_state(state)
-        kept = start_kept(channels, self.density, run.rng)
-        reached = kept_density(channels, kept)
+        kept = start_kept(channels, self.density, run.rng, sizes=weights)
+        reached = kept_density(channels, kept, weights)
         if abs(reached / self.density - 1) > 0.2:
-            run.warnings.append(
-                f"whole channels come as near to density={self.density} as {reached:.3g}: the network is too narrow "
-                "for more"
-            )
+            near = f"whole channels come as near to density={self.density} as {reached:.3g}"
+            whole = _stay_whole(channels, sizes) if reached > self.density else []
+            if whole:  # the others, one channel each, would be bottlenecks that save nothing
+                named = "; ".join([*whole[:5], *(["and others"] if len(whole) > 5 else [])])
+                raise ValueError(
+                    f"{near}: some layers keep all of them ({named}); use structure='unstructured', or a higher density"
+                )
+            run.warnings.append(f"{near}: the network is too narrow for more")
         return kept
 
     def _scheme(self, interval: int | None) -> Scheme:
@@ -224,6 +231,19 @@ class SSVI:
     closed_form = no_closed_form
     moments = no_moments
     update = no_update
+
+
+def _stay_whole(channels: Channels, layers: Iterable[str]) -> list[str]:
+    """Those layers that keep all of their channels, with the reason where one is known.
+
+    Of a layer that makes the network's outputs this says nothing, where it reads fewer inputs.
+    """
+    found = []
+    for name in layers:
+        why = channels.whole.get(name)
+        if weight_name(name) not in channels.weights or why not in (None, OUTPUTS):
+            found.append(name if why is None else f"{name}: {why}")
+    return found
 
 
 def _check_channels(network: Network, channels: Channels) -> None:

@@ -53,6 +53,34 @@ def test_the_share_of_channels_gives_the_density() -> None:
         assert reached == left / sum(p.numel() for p in weights.values())
 
 
+def test_layers_that_stay_whole_count_and_the_others_are_narrowed_further() -> None:
+    module = nn.Sequential(
+        nn.Linear(20, 10), nn.LayerNorm(10), nn.Linear(10, 100), nn.ReLU(), nn.Linear(100, 50), nn.ReLU(),
+        nn.Linear(50, 2),
+    )  # fmt: skip
+    channels = find_channels(module, torch.randn(2, 20))
+    sizes = {name: p.numel() for name, p in module.named_parameters() if p.ndim > 1}
+    assert sizes["0.weight"] == 200
+    for density in (0.1, 0.3, 0.6, 1.0):
+        kept = start_kept(channels, density, torch.Generator().manual_seed(1), sizes=sizes)
+        thin = narrow(module, channels, kept)
+        left = sum(p.numel() for p in thin.parameters() if p.ndim > 1)
+        assert kept_density(channels, kept, sizes) == left / sum(sizes.values())
+        assert abs(left / sum(sizes.values()) / density - 1) < 0.05
+    least = start_kept(channels, 0.01, RNG, sizes=sizes)
+    assert [len(own) for own in least.values()] == [1, 1]
+
+
+def test_weights_that_do_not_count_are_narrowed_all_the_same() -> None:
+    module, x = NETWORKS["mlp"]()
+    channels = find_channels(module, x)
+    sizes = {"3.weight": 20, "5.weight": 12}
+    kept = start_kept(channels, 0.5, RNG, sizes=sizes)
+    first, second = (len(kept[space]) for space in (0, 1))
+    assert kept_density(channels, kept, sizes) == (first * second + 3 * second) / 32
+    assert abs(kept_density(channels, kept, sizes) - 0.5) < 0.1
+
+
 def test_no_space_is_emptied_and_the_generator_decides() -> None:
     module, x = NETWORKS["mlp"]()
     channels = find_channels(module, x)
@@ -103,6 +131,8 @@ def test_the_lowest_go_and_the_best_absent_ones_come() -> None:
     assert swap(channels, kept, {0: 2}, keep, add)[0].tolist() == [0, 1, 3]
     assert swap(channels, kept, {0: 0, 1: 2}, keep, add)[1].tolist() == [0, 2]
     assert kept[0].tolist() == [0, 2, 4]
+    rounded = [{space: own.bfloat16() for space, own in scores.items()} for scores in (keep, add)]
+    assert swap(channels, kept, {0: 1}, *rounded)[0].tolist() == [0, 3, 4]
 
 
 def test_exchanges_that_cannot_be_are_refused() -> None:

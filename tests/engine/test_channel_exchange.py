@@ -263,15 +263,6 @@ def test_as_many_weights_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(counts)) == 1
 
 
-def test_channels_of_a_bfloat16_network_are_exchanged() -> None:
-    torch.manual_seed(0)
-    small = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).bfloat16()
-    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
-    task = caveat.Task(small, (x, torch.arange(24) % 3), caveat.Categorical(), caveat.GaussianPrior(1.0))
-    method = SSVI(structure="channel", density=0.3, interval=2, training=Training(epochs=6, batch_size=6))
-    assert caveat.fit(task, method, progress=False).info.diagnostics["exchanges"] > 1
-
-
 def test_a_look_leaves_the_statistics_alone() -> None:
     of, mean, _ = exchange()
     before = {name: buffer.clone() for name, buffer in of.substitute.network.module.named_buffers()}
@@ -313,3 +304,61 @@ def test_too_narrow_a_network_says_which_density_it_reached() -> None:
     method = SSVI(structure="channel", density=0.1, training=Training(epochs=1))
     found = caveat.fit(caveat.Task(module, (x, torch.arange(30) % 3), caveat.Categorical()), method, progress=False)
     assert any("come as near to density=0.1 as 0.25" in warning for warning in found.info.warnings)
+
+
+def reached(module: nn.Module, x: Tensor, density: float) -> tuple[float, list[str], caveat.Posterior]:
+    """The density of a short fit, and what it warns of about that."""
+    torch.manual_seed(0)
+    task = caveat.Task(module, (x, torch.arange(len(x)) % 3), caveat.Categorical())
+    found = caveat.fit(task, SSVI(structure="channel", density=density, training=Training(epochs=1)), progress=False)
+    return found.info.diagnostics["density"], [w for w in found.info.warnings if "come as near" in w], found
+
+
+def normed(first: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, first), nn.LayerNorm(first), nn.Linear(first, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(),
+        nn.Linear(40, 3),
+    )  # fmt: skip
+
+
+def test_the_density_is_that_of_all_layers_with_a_posterior() -> None:
+    x = torch.randn(30, 6)
+    density, said, found = reached(normed(8), x, 0.2)
+    assert 0.19 < density < 0.21
+    assert not said
+    sizes = {name: p.numel() for name, p in found.network.module.named_parameters() if p.ndim > 1}
+    assert density == len(found.state["active"]["mean"]) / sum(sizes.values())
+
+
+def test_layers_that_keep_the_density_high_are_named() -> None:
+    """One channel in each of the others would be a bottleneck that saves nothing."""
+    least = (2400 + 400 + 1 + 3) / (2400 + 16000 + 1600 + 120)
+    with pytest.raises(
+        ValueError, match=f"density=0.02 as {least:.3g}: .*unstructured.* or a higher density"
+    ) as caught:
+        reached(normed(400), torch.randn(30, 6), 0.02)
+    assert "(0: 1 (LayerNorm) needs all of them)" in str(caught.value)
+
+
+def test_layers_with_no_known_reason_are_named_too() -> None:
+    class Encoded(nn.Module):  # torch's encoder is one step, with layers inside that have a posterior
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(6, 2, 64, batch_first=True)
+            self.body = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.body(self.encoder(x[:, None])[:, 0])
+            return out
+
+    with pytest.raises(ValueError, match=r"\(encoder.linear1; encoder.linear2\)"):
+        reached(Encoded(), torch.randn(30, 6), 0.1)
+
+
+def test_a_narrowed_point_layer_does_not_count() -> None:
+    circular = nn.Conv1d(2, 8, 3, padding=1, padding_mode="circular")
+    module = nn.Sequential(circular, nn.ReLU(), nn.Conv1d(8, 24, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))
+    density, said, found = reached(module, torch.randn(30, 2, 6), 0.2)
+    assert density == len(found.state["active"]["mean"]) / (24 * 24 + 288)
+    assert 0.17 < density < 0.23
+    assert not said

@@ -231,9 +231,9 @@ def whole(run: Callable[..., Tensor], **parts: nn.Module | tuple[int, ...]) -> d
         (lambda self, h: h * h.shape[1], "getattr_1 reads their number"),
         (lambda self, h: h / h.abs(), "truediv is not finite where a channel is zero"),
         (lambda self, h: h * self.scale, "mul needs all of them"),
-        (lambda self, h: self.rms(h), "rms mixes them"),
-        (lambda self, h: self.group(h), "group mixes them"),
-        (lambda self, h: self.linear(h), "linear has parameters that are not one number a channel"),
+        (lambda self, h: self.rms(h), "rms (Rms) mixes them"),
+        (lambda self, h: self.group(h), "group (GroupNorm) mixes them"),
+        (lambda self, h: self.linear(h), "linear (Own) has parameters that are not one number a channel"),
     ],
 )
 def test_steps_that_mix_channels_keep_them_whole(step: Callable[..., Tensor], why: str) -> None:
@@ -261,13 +261,17 @@ def test_shared_weights_stay_whole() -> None:
     channels = find_channels(tied, torch.randn(2, 4))
     assert channels.weights == ("5.weight", "7.weight")
     assert channels.widths == (6,)
+    shared = nn.Linear(6, 6)
+    given = Custom(lambda self, x: self.d(self.c(self.s(self.s(self.a(x))))), a=nn.Linear(4, 6), s=shared, t=shared,
+                   c=nn.Linear(6, 5), d=nn.Linear(5, 2))  # fmt: skip
+    assert find_channels(given, torch.randn(3, 4)).whole["a"] == "s (Linear) has parameters that it shares"
 
 
 @pytest.mark.parametrize(
     ("module", "x", "message"),
     [
         (nn.Linear(3, 2), torch.randn(2, 3), "Linear has no channels to remove \\(no hidden layer\\): use structure"),
-        (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)), torch.randn(2, 3), "0: 1 needs all of them"),
+        (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)), torch.randn(2, 3), "0: 1 .LayerNorm. needs"),
         (cnn_lstm(9, 2, 2, 2, 2), torch.ones(2, 9, dtype=torch.long), "cannot trace CNNLSTM .*control flow.*: use str"),
         (mlp(3, 2), torch.randn(2, 4), "Sequential, as traced by torch.fx, fails on these inputs .*shapes"),
     ],

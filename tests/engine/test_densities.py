@@ -9,6 +9,7 @@ from torch import nn
 
 from caveat.engine.densities import counts, dense_layers, replaced, replacement_rate
 from caveat.engine.sparse import Geometry
+from caveat.engine.sparse_layers import Layers
 
 LAYERS = {
     "stem": Geometry((16, 3, 3, 3)),  # 432 weights
@@ -96,6 +97,12 @@ def test_the_first_layer_is_dense_where_it_is_a_convolution_and_not_the_only_lay
     assert dense_layers({"stem": LAYERS["stem"]}, "first") == ()
     assert dense_layers({"head": LAYERS["head"], "stem": LAYERS["stem"]}, "first") == ()
     assert dense_layers(LAYERS, ["head", "body"]) == ("head", "body")
+
+
+def test_nothing_is_dense_in_place_of_a_first_layer_that_is_none_of_them() -> None:
+    assert dense_layers(Layers(LAYERS, first="stem"), "first") == ("stem",)
+    assert dense_layers(Layers(LAYERS, first="circular"), "first") == ()
+    assert dense_layers(Layers(LAYERS, first="circular"), ["body"]) == ("body",)
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, math.nan])

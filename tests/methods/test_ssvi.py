@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,41 @@ def test_the_first_convolution_is_dense_unless_said_otherwise() -> None:
     assert treatments["4"] == "Gaussian, 154 of 512 weights; bias a point"
     sparse = caveat.fit(small(), dataclasses.replace(QUICK, dense=()), progress=False)
     assert sparse.info.coverage[0]["treatment"] == "Gaussian, 11 of 36 weights; bias a point"
+
+
+class OwnConv(nn.Conv1d):
+    pass
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_pre_hook(lambda *_: None)
+    return layer
+
+
+POINTS: dict[str, Callable[[], nn.Module]] = {
+    "circular": lambda: nn.Conv1d(4, 8, 3, padding=1, padding_mode="circular"),
+    "lopsided": lambda: nn.Conv1d(4, 8, 4, padding="same"),
+    "transposed": lambda: nn.ConvTranspose1d(4, 8, 3, padding=1),
+    "subclass": lambda: OwnConv(4, 8, 3, padding=1),
+    "hooked": lambda: hooked(nn.Conv1d(4, 8, 3, padding=1)),
+}
+
+
+@pytest.mark.parametrize("kind", POINTS)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_no_other_layer_is_dense_where_the_first_one_stays_a_point(kind: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20, 4, 6)
+    module = nn.Sequential(POINTS[kind](), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(32, 2))
+    task = caveat.Task(module, (x, (x.mean((1, 2)) > 0).long()), caveat.Categorical())
+    found = caveat.fit(task, dataclasses.replace(QUICK, density=0.25), progress=False)
+    treatments = {entry["layer"]: entry["treatment"] for entry in found.info.coverage}
+    assert treatments["2"] == "Gaussian, 48 of 192 weights; bias a point"
+    assert treatments["4"] == "Gaussian, 16 of 64 weights; bias a point"
+    (said,) = [warning for warning in found.info.warnings if "stay without a posterior" in warning]
+    assert said.startswith("0.weight stay")
+    for word in ("nn.Linear, nn.Conv1d and nn.Conv2d", "not subclasses", "alike on both sides with zeros", "no hooks"):
+        assert word in said
 
 
 def wide(method: Any) -> caveat.Posterior:
