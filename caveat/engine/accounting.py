@@ -12,7 +12,7 @@ are small, and no smaller with few weights. Layers of other kinds are what that 
 times over in training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from caveat.engine.cost import words
 from caveat.engine.sparse import Geometry
 from caveat.network import Network
 
-__all__ = ["Account", "Cost", "LayerCost", "Scheme", "account"]
+__all__ = ["Account", "Cost", "LayerCost", "Scheme", "account", "flops_by_counts"]
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 _MOMENTS: dict[Optimizer, int] = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors kept for a parameter; sgd has momentum
@@ -182,6 +182,20 @@ def account(network: Network, example: Inputs, scheme: Scheme, active: Mapping[s
     if rest != Cost():
         rows.append(LayerCost(_REST, 0, 0, rest, rest))
     return Account(tuple(rows), update_bytes)
+
+
+def flops_by_counts(
+    network: Network, example: Inputs, scheme: Scheme
+) -> tuple[Callable[[Mapping[str, int]], float], Callable[[Mapping[str, int]], float]]:
+    """What `account` would find of inference and of training, as functions of `active`, after one pass for all."""
+    modules = {name: layer for name, layer in network.module.named_modules() if Geometry.of(layer) is not None}
+    layers, others = _measured(network, modules, example)
+
+    def total(active: Mapping[str, int]) -> Cost:
+        parts = (scheme.weights(layer, active.get(name, layer.size)) for name, layer in layers.items())
+        return sum(parts, Cost(others, 3 * others))
+
+    return lambda active: total(active).inference_flops, lambda active: total(active).training_flops
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,14 @@ def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hy
     some = task.train.part(torch.linspace(0, task.n - 1, min(task.n, 2000), dtype=torch.float64).long())
     reached = float(task.log_likelihood(network, params, hyper, some))
     if reached < task.baseline:
+        other = (
+            ""
+            if getattr(network.likelihood, "standardise", True)
+            else f", or {type(network.likelihood).__name__}(standardise=True)"
+        )
         run.warnings.append(
             f"training ended no better than the label marginals (log likelihood {reached:.3f} a row against "
-            f"{task.baseline:.3f}): train longer or at another learning rate, or let a regression standardise=True"
+            f"{task.baseline:.3f}): train longer or at another learning rate{other}"
         )
 
 

@@ -6,10 +6,11 @@ each layer's (or of all), and those come whose loss gradient is largest among th
     r_t = initial / 2 (1 + cos(pi t / stop))
 
 Gradients of weights that are not there take the whole weight's gradient of a layer: it exists for one layer at a time,
-on update steps alone, for as long as it takes to find its largest entries.
+on update steps alone, for as long as it takes to find its largest entries. An average over batches has the sums of all
+layers from its first batch to the update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,10 +22,27 @@ from caveat.engine.distributed import Ranks
 from caveat.engine.optimise import Moments
 from caveat.engine.sparse_layers import Layout, Substitute
 
-__all__ = ["Addition", "Replacement", "Scope"]
+__all__ = ["PIECE", "Addition", "Replacement", "Scope"]
 
 Addition = Literal["noisy", "mean", "batches"]  # gradient of one noisy batch, at the means, or averaged over batches
 Scope = Literal["layer", "global"]
+PIECE = 2**18  # entries of a gradient whose sizes are there at a time, about: those of all would be as large as it is
+
+
+class Sums(dict[str, Tensor]):
+    """By layer, the sizes of the gradients of its whole weight, added up over batches; zero when first asked for.
+
+    The first to ask may be whoever reads the file of a run that ended between the batches.
+    """
+
+    def __init__(self, substitute: Substitute) -> None:
+        super().__init__()
+        self._layers = substitute.layers
+
+    def __missing__(self, name: str) -> Tensor:
+        layer = self._layers[name]
+        self[name] = layer.place.detach().new_zeros(layer.geometry.size)
+        return self[name]
 
 
 @dataclass
@@ -38,13 +56,21 @@ class Replacement:
     stop: float  # share of training after which nothing is replaced
     steps: int  # of the whole training
     scope: Scope = "layer"
-    batches: int = 1  # whose absolute gradients are averaged
+    batches: int = 1  # whose absolute gradients are averaged: the last ones, and none before the last update
     ranks: Ranks = field(default_factory=Ranks)
     replaced: int = 0  # weights so far
     updates: int = 0
     _found: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # gradients and flat indices of candidates
-    _sums: dict[str, Tensor] = field(default_factory=dict)
     _removed: Tensor | None = None  # [size]
+
+    def __post_init__(self) -> None:
+        self.batches = min(self.batches, self.interval)
+        self.sums = Sums(self.substitute)
+
+    @property
+    def between_looks(self) -> int:
+        """Steps from one look at whole gradients to the next, on average."""
+        return self.interval // self.batches
 
     def due(self, step: int) -> bool:
         """Whether weights are replaced after this step, counted from 0."""
@@ -56,10 +82,6 @@ class Replacement:
     def chosen(self) -> bool:
         """Whether it is chosen what goes after this step."""
         return self._removed is not None
-
-    def forget(self) -> None:
-        """Begin the average over batches anew, as a run that goes on from a file would: it is not kept there."""
-        self._sums = {}
 
     def begin(self, step: int) -> None:
         """Before a step: choose what goes, and have the gradients of the whole weights looked at, where it is time."""
@@ -100,27 +122,43 @@ class Replacement:
         return {name: own[~removed[name]].long() for name, own in indices.items() if own is not None}
 
     def _collector(self, name: str, last: bool) -> Callable[[Tensor], None]:
-        before, so_far = self._sums.get(name), None  # sizes in earlier batches; gradient of this one
+        so_far: Tensor | None = None  # gradient of this batch
+        before: Tensor | None = None  # sizes in earlier ones
 
         def collect(gradient: Tensor) -> None:
-            nonlocal so_far
-            if self.ranks.size > 1:
-                gradient = gradient.clone()  # the step's own gradients, which come from it, are added up later
-                self.ranks.add([gradient])
-            gradient = gradient if so_far is None else so_far + gradient  # a layer called again in the same pass
-            so_far = gradient if self.substitute.layers[name].calls > 1 else None
-            size = gradient.abs().flatten()
-            if self.batches > 1:
-                size = self._sums[name] = size if before is None else before + size
-            if last:
-                kept = self._kept_indices[name]
-                size.index_fill_(0, kept, -1.0)
-                everywhere = self.scope == "global"
-                wanted = int((self._removed if everywhere else self._part(name)).sum())  # type: ignore[union-attr]
-                found = size.topk(min(wanted, len(size) - len(kept) - everywhere))  # a sparse layer never fills up
-                self._found[name] = (found.values, found.indices)
+            nonlocal so_far, before
+            again = self.substitute.layers[name].calls > 1
+            if again:  # in the same pass: the sum of all calls counts
+                gradient = so_far = gradient.clone() if so_far is None else so_far.add_(gradient)
+                if self.batches > 1:
+                    before = self.sums[name] if before is None else before
+                    self.sums[name] = before.clone()
+            per_output = gradient[0].numel()
+            outputs = max(1, PIECE // per_output)
+            sizes = self._sizes(name, gradient.split(outputs))
+            if not last:
+                for _ in sizes:  # added up
+                    pass
+                return
+            kept, everywhere = self._kept_indices[name], self.scope == "global"
+            wanted = int((self._removed if everywhere else self._part(name)).sum())  # type: ignore[union-attr]
+            free = gradient.numel() - len(kept) - everywhere  # a sparse layer never fills up
+            by_piece = torch.bincount(kept // (outputs * per_output), minlength=-(-len(gradient) // outputs)).tolist()
+            self._found[name] = _largest(sizes, kept.split(by_piece), min(wanted, free))
 
         return collect
+
+    def _sizes(self, name: str, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Absolute gradients of this batch, or added up over all so far; the pieces stay as they are."""
+        start = 0
+        for piece in pieces:
+            flat = piece.flatten()
+            if self.ranks.size > 1:
+                flat = flat.clone()  # the step's own gradients, which come from it, are added up later
+                self.ranks.add([flat])
+            end = start + len(flat)
+            yield flat.abs() if self.batches == 1 else self.sums[name][start:end].add_(flat.abs())
+            start = end
 
     def _part(self, name: str) -> Tensor:
         return dict(self.substitute.layout.split(self._removed))[name]  # type: ignore[arg-type]
@@ -158,7 +196,8 @@ class Replacement:
         self.substitute.arrange(new_layout)
         self.replaced += int(fresh.sum())
         self.updates += 1
-        self._removed, self._found, self._sums = None, {}, {}
+        self._removed, self._found = None, {}
+        self.sums.clear()
         return True
 
     def _choose_added(self) -> dict[str, Tensor]:
@@ -171,6 +210,23 @@ class Replacement:
         chosen[sizes.topk(int(self._removed.sum())).indices] = True  # type: ignore[union-attr]
         parts = chosen.split([len(values) for values, _ in self._found.values()])
         return {name: own[part] for (name, (_, own)), part in zip(self._found.items(), parts, strict=True)}
+
+
+def _largest(sizes: Iterable[Tensor], kept: Iterable[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """The largest of numbers that come in pieces, which are written to, and their places; none of `kept`, by piece."""
+    values: list[Tensor] = []
+    places: list[Tensor] = []
+    start = 0
+    for size, own in zip(sizes, kept, strict=True):
+        size.index_fill_(0, own - start, -1.0)
+        found = size.topk(min(count, len(size)))
+        values, places = [*values, found.values], [*places, found.indices + start]
+        start += len(size)
+        if len(values) > 1:
+            together = torch.cat(values)
+            chosen = together.topk(min(count, len(together))).indices
+            values, places = [together[chosen]], [torch.cat(places)[chosen]]
+    return values[0], places[0]
 
 
 def _rebuilt(layout: Layout, removed: Tensor, added: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, int]]:

@@ -250,7 +250,8 @@ class _Native(torch.autograd.Function):
         places = (None, None, None) if by_input is None else by_input.addresses
         _call("caveat_backward", grid, x, g, g2, *by_output.addresses[:2], values, variance, *places, dx, dw, dw2)
         if ctx.collect is not None:
-            ctx.collect(geometry.gradients(g, x, g.new_empty(geometry.shape), (False, True))[1])
+            nothing = g.new_empty(()).expand(geometry.shape)  # the gradient of the weight does not need the weight
+            ctx.collect(geometry.gradients(g, x, nothing, (False, True))[1])
         db = None
         if of_bias:
             db = g.reshape(-1, g.shape[-1]).sum(0) if len(geometry.shape) == 2 else g.flatten(2).sum((0, 2))

@@ -203,7 +203,9 @@ class Tuner:
     def _warn_at_an_end(self, best: int, scales: Sequence[float], what: str) -> None:
         if 0 < best < len(scales) - 1:
             return
-        advice = "the posterior then hardly differs from its point, which the data find sure enough already"
+        advice = "the posterior then hardly differs from its point: these rows ask for no more doubt than that has"
+        if what == "validation likelihood":
+            advice += "; precision='evidence' asks the training rows instead, and is wider far from the data"
         if best == 0:
             advice = "give the task another prior, or set precision= yourself"
         self.run.warnings.append(

@@ -10,13 +10,14 @@ Biases and norm layers are points under the prior.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows
+from caveat.engine.accounting import Scheme, flops_by_counts
 from caveat.engine.channel_exchange import ChannelExchange
 from caveat.engine.optimise import BatchPart, Moments, Variables, optimise, steps_per_epoch
 from caveat.engine.point import warn_if_nothing_was_learned
@@ -83,6 +84,16 @@ def precisions(network: Network, layout: Layout) -> Tensor:
     return layout.gathered(whole)
 
 
+@dataclass
+class _Variables(Variables):
+    """With what an exchange has seen in the batches before it, where an epoch may end between them."""
+
+    sums: Params = field(default_factory=dict)  # of the sizes of gradients, by layer
+
+    def groups(self) -> State:
+        return super().groups() | {"sums": self.sums}
+
+
 class Variational:
     """Training in progress: a substitute, its flat tensors, and what is done to them in a step."""
 
@@ -126,18 +137,24 @@ class Variational:
         indices = substitute.layout.indices.clone()  # the layers' own stay as they are while these are overwritten
         extra = {"indices": indices, "counts": self.counts, "step": torch.zeros((), dtype=torch.int64)}
         extra["exchanges"] = torch.zeros(2, dtype=torch.int64)  # how many, and of how many weights
-        self.variables = Variables(weights, hyper, dict(module.named_buffers()), extra, scales, std_learning_rate)
+        self.variables = _Variables(weights, hyper, dict(module.named_buffers()), extra, scales, std_learning_rate)
         gaussian = isinstance(task.network.prior, GaussianPrior)
         network = task.network.to(run.device)
         self.precision = precisions(network, substitute.layout) if scales or gaussian else None
         self.decay = self._decay()
         steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.steps = max(1, training.epochs * steps)
+        # Of an example, beyond those with the weights of the start: by the numbers of layers' weights, and now.
+        self._flops: Callable[[dict[str, int]], float] | None = None
+        self._more_flops = 0.0
 
     def train(self, training_flops: float | None = None) -> Trained:
-        """To the end."""
+        """To the end; `training_flops` are those of an example with the weights of the start."""
         task, substitute = self.task, self.substitute
         self._check_ranks()
+        if self.replacement is not None:
+            self.variables.sums = self.replacement.sums
+            self._flops = self._flops_of_layouts(self.replacement)
         history = optimise(
             task,
             task.network,
@@ -151,6 +168,7 @@ class Variational:
             after_step=self._after_step,
             training_flops=training_flops,
         )
+        self.variables.sums.clear()
         self._take_up()
         substitute.use(self.mean.detach())
         hyper = task.fitted_hyper(substitute.network, {}, task.validation)
@@ -158,6 +176,20 @@ class Variational:
             warn_if_nothing_was_learned(task, substitute.network, {}, hyper, self.run)
         std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), std, substitute.rest(), hyper, history)
+
+    def _flops_of_layouts(self, replacement: Replacement) -> Callable[[dict[str, int]], float] | None:
+        """How many more operations an example takes than with the present numbers; None where these stay."""
+        if replacement.scope == "layer":
+            return None
+        task, first, looking = self.task, dict(self.substitute.layout.counts), self.at_the_mean
+        example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], self.run.device))
+        scheme = Scheme(gaussian=self.log_std is not None, interval=replacement.between_looks)
+        inference, training = flops_by_counts(task.network.to(self.run.device), example, scheme)
+
+        def of(counts: dict[str, int]) -> float:
+            return training(counts) + (3 * inference(counts) / replacement.interval if looking else 0.0)
+
+        return lambda counts: of(counts) - of(first)
 
     def _check_ranks(self) -> None:
         batch = self.training.batch_size or self.task.train.batch_size
@@ -198,6 +230,7 @@ class Variational:
     def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         if not self.begun:
             self._take_up()
+        self.run.flops += part.batch_rows * self._more_flops
         if self.replacement is not None:
             self.replacement.begin(self.step)
             if self.at_the_mean and self.replacement.due(self.step):
@@ -267,7 +300,7 @@ class Variational:
             self.variables.extra["indices"].copy_(layout.indices)
             self.variables.extra["exchanges"].copy_(torch.tensor([self.replacement.updates, self.replacement.replaced]))
             self.counts.copy_(torch.tensor([*layout.counts.values()]))
-            self._follow_prior()
+            self._follow_layout()
 
     def _new_log_std(self) -> Tensor:
         """Of weights that are added, for each layer."""
@@ -293,18 +326,18 @@ class Variational:
         counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))
         if counts != layout.counts or not torch.equal(kept["indices"], layout.indices):
             self.substitute.arrange(Layout(layout.geometries, counts, kept["indices"].clone()))
-            self._follow_prior()
+            self._follow_layout()
 
-    def _follow_prior(self) -> None:
-        """Have the precisions of the weights that there are, where they differ."""
+    def _follow_layout(self) -> None:
+        """Have the precisions of the weights that there are, where they differ, and count their operations."""
+        if self._flops is not None:
+            self._more_flops = self._flops(self.substitute.layout.counts)
         if self.precision is not None and self.precision.ndim:
             self.precision = precisions(self.task.network.to(self.run.device), self.substitute.layout)
 
     def _after_epoch(self, epoch: int) -> None:
         self.ran_sparse = 0.0 if self.training.compile else self.substitute.ran_sparse()  # compiled, none does
         self.substitute.collect({})
-        if self.replacement is not None:
-            self.replacement.forget()
         buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]
         self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
         for buffer in buffers if self.run.ranks.size > 1 else []:

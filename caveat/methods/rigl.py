@@ -5,7 +5,7 @@ the same layers: what is left of SSVI without its Gaussians. A point has no epis
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from caveat.engine.accounting import Scheme
 from caveat.engine.active import (
@@ -79,8 +79,9 @@ class RigL:
             ranks=run.ranks,
         )
         trained = trainer.train(made.total.training_flops)
-        found: dict[str, float] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
+        found: dict[str, Any] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
         found |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
+        made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
         return trained.state(network), describe(task, trained, run, made, "point", found)
 
     draws = active_draws

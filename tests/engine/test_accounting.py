@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from caveat.engine.accounting import Account, Cost, Scheme, account
+from caveat.engine.accounting import Account, Cost, Scheme, account, flops_by_counts
 from caveat.engine.cost import forward_flops
 from caveat.engine.densities import counts
 from caveat.engine.sparse import Geometry
@@ -99,9 +99,12 @@ class Odd(nn.Module):
         return self.up(x @ x.mT @ x).flatten(1)
 
 
+ODD = torch.zeros(4, 2, 6)
+
+
 def test_layers_used_twice_weights_shared_and_other_products() -> None:
     network = Network(Odd(), Categorical(14))
-    x = torch.zeros(4, 2, 6)
+    x = ODD
     found = account(network, x, POINTS)
     rows, costs = {row.name: row for row in found.rows}, by_name(found)
     once = 2 * 6 * 6
@@ -182,6 +185,17 @@ def test_json_and_table() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["0", "4", "everything", "total", "with", "ratio"]
     assert len({len(line) for line in lines}) == 1
     assert lines[-1].split()[1] == f"{found.ratio['inference_flops']:.4f}"
+
+
+@pytest.mark.parametrize("scheme", [POINTS, GAUSSIAN, Scheme(interval=7)], ids=["points", "Gaussian", "searching"])
+def test_operations_by_counts_are_those_of_the_account(scheme: Scheme) -> None:
+    cases = ((small(), IMAGES, [{"0": 9, "4": 72}, {"4": 1}, {}]), (Network(Odd(), Categorical(14)), ODD, [{"one": 5}]))
+    for network, x, counted in cases:
+        inference, training = flops_by_counts(network, x, scheme)
+        for active in counted:
+            total = account(network, x, scheme, active).total
+            assert inference(active) == pytest.approx(total.inference_flops, rel=1e-12)
+            assert training(active) == pytest.approx(total.training_flops, rel=1e-12)
 
 
 def test_the_network_is_left_as_it_was() -> None:

@@ -1,6 +1,7 @@
 """Replacement against its definition: what goes, what comes, and what stays with the weights that do."""
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import caveat
 from caveat import Network
+from caveat.engine.accounting import Scheme, account
 from caveat.engine.densities import replaced, replacement_rate
 from caveat.engine.replacement import Replacement, Scope
 from caveat.engine.sparse_layers import Layout, Substitute, sparse_layers
@@ -141,7 +144,104 @@ def test_whole_gradients_are_let_go_at_once() -> None:
     problem.look(*problem.batch(), problem.noise())
     largest = max(len(values) for values, _ in problem.replacement._found.values())
     assert largest < max(COUNTS.values())
-    assert not problem.replacement._sums
+    assert not problem.replacement.sums
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes of large tensors that operations gave, or views of, and that were there at once."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least, self.most = least, 0
+        self.seen: dict[int, weakref.ref[Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() >= self.least:
+                self.seen[id(tensor)] = weakref.ref(tensor)
+        alive = [t for own in self.seen.values() if (t := own()) is not None]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
+        self.most = max(self.most, sum(storages.values()))
+        return found
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_an_exchange_holds_one_whole_gradient_and_no_more(scope: Scope, batches: int) -> None:
+    """As is accounted: `update_bytes`. Averages over batches have the sums of all layers beside it."""
+    torch.manual_seed(0)
+    network = Network(nn.Sequential(nn.Linear(600, 700), nn.ReLU(), nn.Linear(700, 600)), caveat.Categorical())
+    layers, count = sparse_layers(network), 21_000
+    places = [torch.randperm(geometry.size)[:count].sort().values for geometry in layers.values()]
+    layout = Layout(layers, dict.fromkeys(layers, count), torch.cat(places).int())
+    substitute = Substitute(network, layout, {})
+    mean = (0.01 * torch.randn(2 * count)).requires_grad_()
+    replacement = Replacement(substitute, lambda: mean.detach().abs(), 3, 0.3, 1.0, 300, scope, batches)
+    whole = account(network, torch.zeros(2, 600), Scheme(interval=3), layout.counts).update_bytes
+    assert whole == 4 * 600 * 700
+    given = torch.randn(700, 600)
+    gradient = given.clone()
+    for step in range(3):
+        replacement.begin(step)
+        substitute.use(mean)
+        F.cross_entropy(substitute.network.training_pass(torch.randn(8, 600)), torch.randint(600, (8,))).backward()
+        collect = substitute.layers["0"].collect
+        assert (collect is not None) == (step >= 3 - batches)
+        if collect is not None:
+            with Largest(whole // 4) as watched:
+                collect(gradient)
+            assert watched.most == whole * (1 if batches == 1 else 2)
+            assert torch.equal(gradient, given), "a layer may take its own from it afterwards"
+        replacement.finish(mean, {}, {}, lambda tensor: [])
+    assert replacement.updates == 1
+    assert not replacement.sums
+
+
+@pytest.mark.parametrize(("batches", "averaged"), [(4, 4), (5, 5), (6, 5)])
+def test_no_batch_before_the_last_exchange_is_averaged(batches: int, averaged: int) -> None:
+    """Where more are asked for than there are steps, those are all."""
+    problem = Problem(interval=5, batches=batches)
+    looked = []
+    for step in range(15):
+        problem.replacement.begin(step)
+        looked += [step] if problem.substitute.layers["0"].collect is not None else []
+        problem.look(*problem.batch(), problem.noise())
+        problem.update(step)
+    assert looked == [step for step in range(15) if step % 5 >= 5 - averaged]
+    assert problem.replacement.updates == 3
+    assert problem.replacement.between_looks == 1
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_the_largest_of_a_gradient_in_pieces_are_those_of_the_whole(
+    scope: Scope, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for piece in (2**16, 1, 7, 36, 80):
+        monkeypatch.setattr("caveat.engine.replacement.PIECE", piece)
+        problem = Problem(scope, batches=batches)
+        for step in range(10 - batches, 10):
+            problem.replacement.begin(step)
+            problem.look(*problem.batch(), problem.noise())
+        problem.update(9)
+        found.append(problem.places())
+    assert all(places == found[0] for places in found[1:])
+
+
+@pytest.mark.parametrize("piece", [2**16, 18])
+def test_a_gradient_with_channels_last_is_read_by_its_places(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caveat.engine.replacement.PIECE", piece)
+    gradient = torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    found = []
+    for own in (gradient, gradient.to(memory_format=torch.channels_last)):
+        problem = Problem()
+        problem.replacement.begin(9)
+        problem.substitute.layers["0"].collect(own)  # type: ignore[misc]
+        found.append(problem.replacement._found["0"][1].tolist())
+    assert found[0] == found[1]
+    assert len(found[0]) > 5
 
 
 def test_absolute_gradients_of_batches_are_averaged() -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch import Tensor, nn
 import caveat
 from caveat import GaussianPrior, Training, native
 from caveat.engine import run as run_module
+from caveat.engine.accounting import Scheme
+from caveat.engine.active import account_of
 from caveat.engine.distributed import Ranks
 from caveat.engine.optimise import BatchPart, Moments
+from caveat.engine.replacement import Replacement
 from caveat.engine.run import Run
 from caveat.engine.sparse_layers import Layout, sparse_layers
 from caveat.engine.variational import Variational, gaussian_kl, noise_of_batch, precisions, warm_up
@@ -232,6 +236,7 @@ RESUMED = {
     "global": (ssvi(scope="global"), None),
     "global, precisions": (ssvi(scope="global", dense=()), EACH),
     "across epochs": (ssvi(interval=5, addition="batches", addition_batches=4), None),
+    "over epochs": (ssvi(interval=5, addition="batches", training=short(epochs=32, batch_size=48)), None),
     "at the mean": (ssvi(addition="mean", training=short(optimizer="sgd")), None),
     "mean field": (caveat.MeanFieldVI(training=short()), None),
     "channels": (ssvi(structure="channel"), None),
@@ -255,6 +260,106 @@ def test_resuming_gives_exactly_the_uninterrupted_run(
     assert torch.equal(whole.predict(x).samples, resumed.predict(x).samples)
     for key in ("exchanges", "exchanged"):
         assert whole.info.diagnostics.get(key) == resumed.info.diagnostics.get(key)
+    assert whole.info.flops == resumed.info.flops > 0
+
+
+COUNTED: dict[str, Any] = {
+    "noisy": ssvi(),
+    "mean": ssvi(addition="mean"),
+    "batches": ssvi(interval=4, addition="batches", addition_batches=2),
+    "points": caveat.RigL(density=0.3, interval=3, training=short()),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_operations_are_those_of_every_steps_places(kind: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all layers, weights move from those where one costs little to those where it costs much."""
+    made = replace(COUNTED[kind], scope=scope)
+    own = caveat.Task(network(), rows(47), caveat.Categorical())  # in batches of 12, 12, 12 and 11 rows
+    scheme = Scheme(gaussian=kind != "points", interval=made.interval // (2 if kind == "batches" else 1))
+    total, counts, loss = 0.0, set(), Variational._loss
+
+    def spied(self: Variational, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        nonlocal total
+        found = loss(self, x, y, part, rng)
+        counts.add(tuple(self.substitute.layout.counts.values()))
+        cost = account_of(own, self.substitute.layout, self.run, scheme).total
+        extra = 3 * cost.inference_flops / made.interval if kind == "mean" else 0.0
+        total += len(y) * (cost.training_flops + extra)
+        return found
+
+    monkeypatch.setattr(Variational, "_loss", spied)
+    posterior = caveat.fit(own, made, progress=False)
+    assert posterior.info.flops == pytest.approx(total, rel=1e-12)
+    assert len(counts) == 1 if scope == "layer" else len(counts) > 4
+
+
+@pytest.mark.parametrize(("batch_size", "interval", "epochs"), [(48, 10, 40), (12, 10, 12), (12, 5, 8), (4, 7, 4)])
+def test_as_many_batches_are_averaged_as_are_asked_for(
+    batch_size: int, interval: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many steps an epoch has: none, some or all of the batches may be of an earlier one."""
+    sizes: list[Tensor] = []
+    averaged: list[int] = []
+    collector = Replacement._collector
+
+    def spied(self: Replacement, name: str, last: bool) -> Callable[[Tensor], None]:
+        own = collector(self, name, last)
+
+        def collect(gradient: Tensor) -> None:
+            if name == "6":
+                sizes.append(gradient.abs().flatten())
+            own(gradient)
+            if last and name == "6":
+                total = torch.stack(sizes).sum(0)
+                total[self._kept_indices[name]] = -1
+                values, places = self._found[name]
+                torch.testing.assert_close(values, total.topk(len(values)).values)
+                torch.testing.assert_close(total[places], values)
+                averaged.append(len(sizes))
+                sizes.clear()
+
+        return collect
+
+    monkeypatch.setattr(Replacement, "_collector", spied)
+    training = short(epochs=epochs, batch_size=batch_size)
+    caveat.fit(task(), ssvi(interval=interval, addition="batches", training=training), progress=False)
+    assert averaged
+    assert set(averaged) == {5}
+
+
+def test_sums_of_gradients_last_from_the_first_batch_to_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    watch(monkeypatch, lambda trainer: held.append(sum(t.numel() for t in trainer.variables.groups()["sums"].values())))
+    made = ssvi(interval=6, addition="batches", addition_batches=3, stop=0.5)
+    posterior = caveat.fit(task(), made, progress=False)
+    every = sum(SIZES.values()) - SIZES["0"]  # the first is dense
+    assert held == [0, 0, 0, every, every, 0] * 2 + [0] * 20
+    assert posterior.info.diagnostics["exchanges"] == 2
+    held.clear()
+    caveat.fit(task(), ssvi(addition="mean"), progress=False)
+    assert set(held) == {0}
+
+
+def test_early_stopping_between_batches_that_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best epoch may have ended with sums and the last one without, or the other way round."""
+    x, _ = rows()
+    noise = torch.randint(2, (48,), generator=torch.Generator().manual_seed(2))
+
+    def noisy() -> caveat.Task:
+        return caveat.Task(network(), (x, noise), caveat.Categorical(), validation=0.25)
+
+    for interval in (5, 7):
+        training = short(epochs=60, patience=4, learning_rate=0.03, schedule="constant")
+        made = ssvi(interval=interval, addition="batches", addition_batches=4, stop=1.0, training=training)
+        whole = caveat.fit(noisy(), made, progress=False)
+        history = [record["validation"] for record in whole.info.diagnostics["history"]]
+        best = history.index(min(history)) + 1
+        assert len(history) < 60
+        for after in (best, best + 2):
+            folder = tmp_path / f"{interval}-{after}"
+            same(whole, interrupted(noisy, made, folder, monkeypatch, after))
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
