@@ -26,7 +26,7 @@ __all__ = ["PIECE", "Addition", "Replacement", "Scope"]
 
 Addition = Literal["noisy", "mean", "batches"]  # gradient of one noisy batch, at the means, or averaged over batches
 Scope = Literal["layer", "global"]
-PIECE = 2**16  # entries of a gradient whose sizes are there at a time, about: those of all would be as large as it is
+PIECE = 2**20  # entries of a gradient whose sizes are there at a time, about: fewer take longer, all as much again
 
 
 class Sums(dict[str, Tensor]):

@@ -168,8 +168,11 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_an_exchange_holds_one_whole_gradient_and_no_more(scope: Scope, batches: int) -> None:
+def test_an_exchange_holds_one_whole_gradient_and_no_more(
+    scope: Scope, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As is accounted: `update_bytes`. Averages over batches have the sums of all layers beside it."""
+    monkeypatch.setattr("caveat.engine.replacement.PIECE", 2**16)
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(600, 700), nn.ReLU(), nn.Linear(700, 600)), caveat.Categorical())
     layers, count = sparse_layers(network), 21_000
