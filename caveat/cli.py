@@ -48,6 +48,14 @@ class Common:
         if _first_rank():
             print(json.dumps(content) if self.json else text)
 
+    def show_data(self, source: str, data: Any) -> None:
+        """One line on standard error on what was read of data of one's own."""
+        from caveat.data.own import describe
+        from caveat.data.sets import own_path
+
+        if own_path(source) is not None and not self.quiet and _first_rank():
+            print(describe(data), file=sys.stderr, flush=True)
+
 
 @dataclass(frozen=True)
 class Demo:
@@ -71,6 +79,7 @@ class Fit:
     out: Path  # the posterior's folder; an unfinished fit keeps its place in <out>.partial and goes on from there
     data: str = "digits"  # a data set's name, or a path to an npz, a csv, or a folder of class folders
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    target: str | None = None  # the column of a csv that is the target; the last one unless given
     model: str = "mlp"  # mlp, lenet5, lenet_caffe, resnet18, resnet20_frn, cnn_lstm, or file.py:function that makes one
     likelihood: LikelihoodName = "auto"  # of the targets; auto goes by the data
     prior_precision: Positive = 1.0  # of a Gaussian prior on every weight
@@ -88,7 +97,11 @@ class Fit:
         from caveat.methods import discover, method_name
         from caveat.recipe import Recipe, read_posterior
 
-        data = load(self.data, self.data_dir)  # one split whatever the seed, so that runs can be compared
+        if self.out.exists():
+            raise FileExistsError(f"{self.out} exists: choose another --out, or delete it")
+        # One split whatever the seed, so that runs can be compared.
+        data = load(self.data, self.data_dir, target=self.target)
+        common.show_data(self.data, data)
         recipe = Recipe.of(data, self.data, self.model, self.likelihood)
         task = recipe.task(
             data,
@@ -97,9 +110,9 @@ class Fit:
             parameters=self.parameters,
             validation=self.validation,
         )
-        start: Any = None if method.starts_from == "scratch" else discover()["map"]()
+        start: Any = discover()["map"]() if method.starts_from == "trained" else None
         if self.start is not None:
-            start = read_posterior(self.start, common.place())[0]
+            start = read_posterior(self.start, common.place(), self.model if ".py:" in self.model else None)[0]
         posterior = fit(
             task,
             method,
@@ -119,32 +132,40 @@ class Fit:
 
 @dataclass(frozen=True)
 class Predict:
-    """Write what a posterior says about inputs to an npz file: probabilities or moments, and their decomposition."""
+    """Write what a posterior says about inputs to a file: probabilities or moments, and their decomposition."""
 
     posterior: Path  # a folder that `caveat fit` wrote
-    out: Path = Path("predictions.npz")  # the file to write
-    data: str | None = None  # a data set (its test rows), or an npz with an array x; else the posterior's own
+    out: Path = Path("predictions.npz")  # the file to write: an npz, or a csv with one line a row
+    data: str | None = None  # an npz, a csv or a folder of images, targets or not; or a name; else the posterior's own
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    model: str | None = None  # file.py:function, where the model that was fitted lies elsewhere now
     draws: int | None = None  # posterior draws; the method's own number unless given
 
     def run(self, common: Common) -> None:
         """Predict and write."""
+        import numpy as np
+
         from caveat.evaluate.evaluation import predict_rows
+        from caveat.evaluate.prediction_csv import write_prediction_csv
         from caveat.recipe import inputs_of, read_posterior
         from caveat.storage import write_arrays
 
         if self.out.exists():
             raise FileExistsError(f"--out {self.out} exists: choose another file")
-        posterior, recipe = read_posterior(self.posterior, common.place())
-        rows = inputs_of(recipe, self.data, self.data_dir)
+        posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
+        rows, files = inputs_of(recipe, self.data, self.data_dir)
         arrays = predict_rows(posterior, rows, draws=self.draws, seed=common.seed, progress=not common.quiet)
-        write_arrays(self.out, arrays)
-        content = {
-            "out": str(self.out),
-            "rows": len(rows),
-            "arrays": {name: list(a.shape) for name, a in arrays.items()},
-        }
-        common.show(content, f"{len(rows)} rows -> {self.out} ({', '.join(arrays)})")
+        names = {"files": files, "class_names": recipe.class_names}
+        arrays |= {name: np.array(texts) for name, texts in names.items() if texts}
+        content: dict[str, Any] = {"out": str(self.out), "rows": len(rows)}
+        if self.out.suffix == ".csv":
+            written = write_prediction_csv(self.out, arrays)
+            content["columns"] = written
+        else:
+            write_arrays(self.out, arrays)
+            written = list(arrays)
+            content["arrays"] = {name: list(array.shape) for name, array in arrays.items()}
+        common.show(content, f"{len(rows)} rows -> {self.out} ({', '.join(written)})")
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,7 @@ class Evaluate:
     out: Path = Path("results")  # one sub-folder a posterior goes here
     data: str | None = None  # a data set whose test rows are scored; the posterior's own unless given
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    model: str | None = None  # file.py:function, where the model that was fitted lies elsewhere now
     rotate: tuple[float, ...] = ()  # degrees by which test images are also rotated
     shift: tuple[str, ...] = ()  # shifts by name, each at all its severities: fog, translation, ...; or corruptions
     ood: tuple[str, ...] = ()  # data from outside: photographs, permuted, constant, noise, or another image set
@@ -166,14 +188,19 @@ class Evaluate:
         from caveat import data as sets
         from caveat import report
         from caveat.evaluate import evaluate
-        from caveat.recipe import read_posterior
+        from caveat.recipe import data_of, read_posterior
 
         names = [folder.resolve().name for folder in self.posteriors]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"--posteriors: name folders that `caveat fit` wrote, of different names, got {names}")
+        shown: set[str] = set()
         for folder in self.posteriors:
-            posterior, recipe = read_posterior(folder, common.place())
-            data = sets.load(self.data or recipe.data, self.data_dir)
+            posterior, recipe = read_posterior(folder, common.place(), self.model)
+            source = self.data or recipe.data
+            data = data_of(recipe, source, self.data_dir)
+            if source not in shown:
+                common.show_data(source, data)
+            shown.add(source)
             x, y = data.test.tensors
             inside: dict[str, Any] = {"clean": data.test}
             if self.rotate:
@@ -276,6 +303,7 @@ class Diagnose:
     out: Path = Path("diagnose.html")  # the page
     data: str | None = None  # a data set whose test rows are predicted; the posterior's own unless given
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    model: str | None = None  # file.py:function, where the model that was fitted lies elsewhere now
     rows: Count = 500  # test rows to predict, at most
     surface: NonNegativeInt = 25  # points on each side of the plot of the plane through three draws; 0 leaves it out
 
@@ -284,15 +312,15 @@ class Diagnose:
 
     def run(self, common: Common) -> None:
         """Judge the chains, write the page."""
-        from caveat.data import load
         from caveat.evaluate.chains import gather
         from caveat.evaluate.diagnose import judge
         from caveat.evaluate.surface import posterior_surface
-        from caveat.recipe import read_posterior
+        from caveat.recipe import data_of, read_posterior
         from caveat.report.chains import write_chains
 
-        posterior, recipe = read_posterior(self.posterior, common.place())
-        data = load(self.data or recipe.data, self.data_dir)
+        posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
+        data = data_of(recipe, self.data, self.data_dir)
+        common.show_data(self.data or recipe.data, data)
         evidence = gather(posterior, data.test, rows=self.rows, seed=common.seed)
         diagnosis = judge(evidence)
         surface = None
@@ -503,7 +531,10 @@ def _stopped(verb: Any) -> str:
     kept = [*verb.out.with_name(f"{verb.out.name}.partial").rglob("*.safetensors")]
     if kept:
         return "stopped; started again with the same options, the fit goes on from its last checkpoint"
-    return "stopped before the first checkpoint (one is written every ten seconds), so nothing was kept"
+    from caveat.engine.run import Run
+
+    seconds = f"{Run.seconds_between_checkpoints:g} seconds"
+    return f"stopped before the first checkpoint (one is written every {seconds}), so nothing was kept"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ but to see, side by side, what each posterior says when the input is one the net
 it is from the posterior that HMC found for the same network, prior and rows, which comes with the package.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,18 @@ def digits_data(digits: data.DataSet) -> tuple[dict[str, Any], dict[str, Dataset
 
 def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu", progress: bool = True) -> str:
     """Fit and score every discovered method; write the results and the page; returns the table."""
+    if folder.exists() and not _made(folder):
+        raise FileExistsError(f"{folder} exists, and the demo did not make it: choose another --out, or delete it")
+    with _one_thread():
+        return _results(folder, seed, device, progress)
+
+
+def _results(folder: Path, seed: int, device: torch.device | str, progress: bool) -> str:
     digits = data.load("digits")
     task = digits_task(digits, seed)
     inside, outside = digits_data(digits)
     reference = load_reference(PACKAGED / "digits")  # the same for everyone, whatever was built on this machine
-    with new_folder(folder, overwrite=(folder / "report.html").exists()) as place:
+    with new_folder(folder, overwrite=_made(folder)) as place:
         for name, label, posterior in _posteriors(task, seed, device, progress):
             posterior.save(place / name / "posterior")
             evaluate(
@@ -64,6 +73,22 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
         report.write_csv(runs, place / "results.csv")
         report.write(place, title="Caveat: every method on digits")
         return f"{report.format_text(report.table(runs))}\n\n{_about(reference)}"
+
+
+def _made(folder: Path) -> bool:
+    """Whether a folder is one of the demo, which may be replaced; a page alone may be that of other results."""
+    return (folder / "report.html").exists() and (folder / "map_tempered" / "posterior").exists()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The networks are too small for more: threads would wait for one another longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _about(reference: ReferenceSet) -> str:

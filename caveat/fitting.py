@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 import platform
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def fit(
     needed = method.memory(task.network)
     what = f"{type(method).__name__} on {task.network.n_parameters:,} weights"
     refuse_if_too_large(what, needed, place, "make it smaller, or select fewer weights with parameters=")
+    # Torch would import this when the first optimiser is made, and its seconds would count as the first fit's.
+    importlib.import_module("torch._dynamo")
     reset_peak(place)
     ranks = current_ranks(place)
     if place.type == "cuda" and place.index is None:
@@ -68,8 +71,8 @@ def fit(
     partial, identity = None, {}
     if target is not None:
         partial = target.with_name(f"{target.name}.partial")
-        identity = {"method": describe(method), "seed": seed, "start": _start_identity(task, method, start)}
-        identity |= task.fingerprint()
+        identity = {"method": type(method).__name__, "knobs": describe(method), "seed": seed}
+        identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
     try:
@@ -77,7 +80,7 @@ def fit(
             task, begin = _start(task, method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
             state, info = method.fit(task, begin, run)
-    except (ValueError, TypeError, MemoryError):
+    except BaseException:  # a Ctrl-C too
         if partial is not None and ranks.first and not any(partial.rglob("*.safetensors")):
             run.discard()  # nothing is in it that another call could go on from
         raise

@@ -1,17 +1,21 @@
 """A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from caveat import models
 from caveat.data import DataSet, load, prepare
+from caveat.data.dataset import unprepare
+from caveat.data.own import listed, read_own, read_own_inputs
+from caveat.data.sets import own_path
+from caveat.data.tables import Known
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
 from caveat.posterior import load as load_posterior
@@ -21,7 +25,7 @@ from caveat.rows import Rows
 from caveat.storage import read_json
 from caveat.task import Augment, Task
 
-__all__ = ["Recipe", "inputs_of", "read_posterior"]
+__all__ = ["Inputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
 
 _LIKELIHOODS: dict[str, Likelihood] = {
     "categorical": Categorical(),
@@ -86,31 +90,115 @@ class Recipe:
         )
 
 
-def read_posterior(folder: Path, device: torch.device) -> tuple[Posterior, Recipe]:
-    """A posterior that the command line wrote, and its recipe."""
+def read_posterior(folder: Path, device: torch.device, model: str | None = None) -> tuple[Posterior, Recipe]:
+    """A posterior that the command line wrote, and its recipe; `model` takes the place of the one that is stored."""
     if not (folder / "posterior.json").exists():
         raise FileNotFoundError(f"{folder} is not a posterior: give a folder that `caveat fit` wrote")
     content = read_json(folder / "posterior.json")["note"].get("recipe")
     if content is None:
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
-    recipe = Recipe(**(content | lists))
+    recipe = Recipe(**(content | lists | {"model": model or _found(folder, content["model"])}))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
 
-def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Rows:
-    """Inputs to predict: the array x of an npz file, prepared as the training data were, or a data set's test rows."""
-    path = Path(source or "")
-    if path.suffix == ".npz" and path.is_file():
-        with np.load(path, allow_pickle=False) as file:
-            if "x" in file.files:
-                x = prepare(file["x"], recipe.preprocessing)
-                if tuple(x.shape[1:]) != recipe.input_shape:
-                    shape, wanted = list(x.shape[1:]), list(recipe.input_shape)
-                    raise ValueError(f"{path}: a row of x has shape {shape}, the posterior's data have {wanted}")
-                return Rows(TensorDataset(x), needs_targets=False)
-    rows = load(source or recipe.data, data_dir)
-    return Rows(TensorDataset(rows.test.tensors[0]), needs_targets=False)
+def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSet:
+    """A data set as a posterior knows its own: columns and classes by name, standardised alike; else its own data."""
+    name = source or recipe.data
+    path = own_path(name)
+    columns = tuple(recipe.preprocessing.get("columns", ()))
+    known = Known(columns, recipe.preprocessing.get("target"), "classes" if recipe.class_names else "numbers")
+    data = load(name, data_dir) if path is None else read_own(path, 0, known)
+    train, test = (
+        TensorDataset(_as_known(recipe, x, data.preprocessing, name), _targets(recipe, y, data, name))
+        for x, y in (data.train.tensors, data.test.tensors)
+    )
+    origin = {k: v for k, v in data.preprocessing.items() if k in ("source", "split", "columns", "target")}
+    return replace(
+        data,
+        train=train,
+        test=test,
+        n_outputs=len(recipe.class_names) or data.n_outputs,
+        class_names=recipe.class_names,
+        preprocessing=recipe.preprocessing | origin,
+    )
+
+
+class Inputs(NamedTuple):
+    """Rows to predict, and their files where each has one of its own."""
+
+    rows: Rows
+    files: tuple[str, ...]
+
+
+def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inputs:
+    """Inputs to predict, prepared as the posterior's data were; of a named data set the test rows."""
+    name = source or recipe.data
+    path = own_path(name)
+    files: tuple[str, ...] = ()
+    if path is None:
+        data = load(name, data_dir)
+        x = _as_known(recipe, data.test.tensors[0], data.preprocessing, name)
+    else:
+        if path.suffix == ".csv" and len(recipe.input_shape) != 1:
+            raise ValueError(f"{name}: a table, but a row of the posterior's data has shape {list(recipe.input_shape)}")
+        raw, files = read_own_inputs(path, recipe.preprocessing.get("columns", ()), recipe.input_shape[0])
+        x = prepare(_shaped(recipe, raw, name), recipe.preprocessing)
+    finite = x.flatten(1).isfinite().all(1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0])
+        where = files[row] if files else f"row {row + 1}"
+        raise ValueError(f"{name}: {where} has missing or infinite values; remove it")
+    return Inputs(Rows(TensorDataset(x), needs_targets=False), files)
+
+
+def _as_known(recipe: Recipe, x: Tensor, preprocessing: dict[str, Any], name: str) -> Tensor:
+    same = all(preprocessing.get(key) == recipe.preprocessing.get(key) for key in ("pixel_range", "mean", "std"))
+    if same and tuple(x.shape[1:]) == recipe.input_shape:
+        return x
+    return prepare(_shaped(recipe, unprepare(x, preprocessing), name), recipe.preprocessing)
+
+
+def _shaped(recipe: Recipe, x: np.ndarray, name: str) -> np.ndarray:
+    wanted = recipe.input_shape
+    if x.ndim == 4 and x.shape[1:] == (1, *wanted[1:]) and wanted[0] == 3:  # grey among colours, as in training
+        x = np.repeat(x, 3, axis=1)
+    if x.shape[1:] != wanted:
+        raise ValueError(f"{name}: a row has shape {list(x.shape[1:])}, the posterior's data have {list(wanted)}")
+    return x
+
+
+def _targets(recipe: Recipe, y: Tensor, data: DataSet, name: str) -> Tensor:
+    """The targets as the posterior's likelihood takes them, classes numbered as it numbers them."""
+    if bool(data.class_names) != bool(recipe.class_names):
+        kinds = ("numbers", "classes")
+        has, wants = kinds[bool(data.class_names)], kinds[bool(recipe.class_names)]
+        raise ValueError(f"{name}: its targets are {has}, the posterior was fitted to {wants}")
+    if not recipe.class_names:
+        return y
+    unknown = [known or "''" for known in data.class_names if known not in recipe.class_names]
+    if unknown:
+        classes = f"class{'es' * (len(unknown) > 1)} {listed(unknown)}"
+        known = listed(recipe.class_names)
+        raise ValueError(f"{name} has the {classes}, which the posterior does not know: it knows {known}")
+    numbers = torch.tensor([recipe.class_names.index(known) for known in data.class_names])
+    labels = numbers[y.flatten().long()]
+    return labels.float().unsqueeze(1) if recipe.likelihood == "bernoulli" else labels
+
+
+def _found(folder: Path, model: str) -> str:
+    """The stored model; where its file is gone, the file of that name in the current folder."""
+    if ".py:" not in model:
+        return model
+    path, function = model.rsplit(":", 1)
+    here = Path(path).name
+    if Path(path).is_file():
+        return model
+    if Path(here).is_file():
+        return f"{here}:{function}"
+    raise FileNotFoundError(
+        f"{folder} needs its model: {path} is not there, nor is {here} in this folder: give --model FILE.py:{function}"
+    )
 
 
 def _from_file(reference: str) -> nn.Module:

@@ -100,6 +100,44 @@ def test_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (code, "no function nothing" in err) == (1, True)
 
 
+SMALL = {
+    "training.epochs": 3,
+    "rate": 0.1,
+    "members": 2,
+    "chains": 1,
+    "length": 4,
+    "warmup": 20,
+    "burn_in": 2,
+    "samples": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def few_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 48 training rows."""
+    x = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
+    file = tmp_path_factory.mktemp("data") / "few.npz"
+    np.savez(
+        file, x_train=x[:48], y_train=(x[:48, 0] > 0).astype(int), x_test=x[48:], y_test=(x[48:, 0] > 0).astype(int)
+    )
+    return file
+
+
+@pytest.mark.parametrize("name", discover())
+def test_every_method_fits_without_a_start(
+    name: str, few_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import dataclasses
+
+    knobs = {field.name for field in dataclasses.fields(discover()[name])}
+    knobs |= {"training.epochs"} if "training" in knobs else set()
+    small = [text for knob, value in SMALL.items() if knob in knobs for text in (f"--{knob.replace('_', '-')}", value)]
+    folder = tmp_path / "p"
+    code, _, err = run(capsys, "fit", name, "--data", few_rows, "--out", folder, "--quiet", *small)
+    assert code == 0, err
+    assert (folder / "posterior.json").exists()
+
+
 def test_help_shows_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
     import dataclasses
 
@@ -163,7 +201,7 @@ def test_an_existing_posterior_is_not_overwritten(tmp_path: Path, capsys: pytest
     assert run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)[0] == 0
     before = (tmp_path / "p" / "posterior.json").read_bytes()
     code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
-    assert (code, "exists" in err) == (1, True)
+    assert (code, "p exists: choose another --out, or delete it" in err) == (1, True)
     assert (tmp_path / "p" / "posterior.json").read_bytes() == before
 
 
@@ -226,12 +264,21 @@ def test_a_stop_says_whether_anything_was_kept(
     with monkeypatch.context() as patched:
         patched.setattr(optimise._Loop, "run_epoch", stop)
         code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
-    assert (code, "nothing was kept" in err) == (130, True)
+    assert (code, "every 10 seconds), so nothing was kept" in err) == (130, True)
+    assert not list(tmp_path.iterdir()), "nothing that would block another command"
     keep = optimise._Loop.keep
     monkeypatch.setattr(Run, "checkpoint_due", lambda self: True)
     monkeypatch.setattr(optimise._Loop, "keep", lambda self: (keep(self), stop(self, None)))
     code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "goes on from its last checkpoint" in err) == (130, True)
+    for options, other in (
+        (["map", "--training.epochs", 4], "other knobs of the method"),
+        (["map", *QUICK, "--seed", 1], "another seed"),
+        (["map", *QUICK, "--prior-precision", 2], "another prior"),
+        (["mean_field_vi", *QUICK], "another method"),
+    ):
+        code, _, err = run(capsys, "fit", *options, "--out", tmp_path / "p")
+        assert (code, f"p.partial holds an unfinished fit with {other}: delete it" in err) == (1, True), err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from caveat.cli import main
 from caveat.methods import discover
@@ -47,7 +48,25 @@ def test_the_demo_makes_a_table_and_a_page(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "report.html").write_text("years of work")  # as `caveat evaluate` and `caveat report` leave one
     assert main(["demo", "--out", str(tmp_path), "--quiet"]) == 1
-    assert "exists" in capsys.readouterr().err
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert "the demo did not make it: choose another --out, or delete it" in capsys.readouterr().err
+    assert (tmp_path / "report.html").read_text() == "years of work"
+
+
+def test_the_demo_runs_on_one_thread_and_gives_the_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def stopped(*_: object) -> None:
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("caveat.demo._posteriors", stopped)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert main(["demo", "--out", str(tmp_path / "demo"), "--quiet"]) == 130
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,7 @@
 """What a fit starts from, and how it goes on after a kill."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,38 @@ def test_a_refused_fit_leaves_nothing_that_blocks_the_corrected_one(tmp_path: Pa
         caveat.fit(task(), caveat.SubnetworkLaplace("fc"), start=point, folder=tmp_path / "posterior", progress=False)
     assert not list(tmp_path.iterdir())
     caveat.fit(task(), caveat.SubnetworkLaplace("2"), start=point, folder=tmp_path / "posterior", progress=False)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, FloatingPointError, RuntimeError])
+def test_a_fit_that_kept_nothing_leaves_nothing_that_blocks_another(
+    stop: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr("caveat.engine.optimise._Loop.run_epoch", stopped)
+        for method, start in ((POINT, None), (PATH, POINT)):
+            with pytest.raises(stop):
+                caveat.fit(task(), method, start=start, folder=tmp_path / "posterior", progress=False)
+            assert not list(tmp_path.iterdir())
+    other = caveat.MAP(training=Training(epochs=2))
+    caveat.fit(task(), other, folder=tmp_path / "posterior", progress=False)
+
+
+def test_the_first_fit_of_a_process_does_not_count_what_torch_imports_late(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, caveat\n"
+        "x = torch.randn(60, 2)\n"
+        "method = caveat.MAP(training=caveat.Training(epochs=100))\n"
+        "for _ in range(2):\n"
+        "    task = caveat.Task(torch.nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), caveat.Categorical())\n"
+        "    print(caveat.fit(task, method, progress=False).info.seconds)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    first, second = map(float, done.stdout.split())
+    assert first < 3 * second + 0.3, "torch's own imports take more than a second"
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,18 @@ def prepare(x: Array, preprocessing: dict[str, Any]) -> Tensor:
     return prepared.float()
 
 
+def unprepare(x: Tensor, preprocessing: dict[str, Any]) -> Array:
+    """The raw inputs that `prepare` made these of."""
+    raw = x.double()
+    if "mean" in preprocessing:
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        mean, std = (torch.tensor(preprocessing[key], dtype=torch.float64).reshape(shape) for key in ("mean", "std"))
+        raw = raw * std + mean
+    low, high = preprocessing.get("pixel_range", (0.0, 1.0))
+    restored: Array = (raw * (high - low) + low).numpy()
+    return restored
+
+
 def _working_dtype(x: Array) -> type[np.floating]:
     return np.float32 if x.dtype == np.uint8 else np.float64
 

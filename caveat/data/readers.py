@@ -1,11 +1,10 @@
-"""Readers of the file formats data sets come in: idx, CIFAR binary, webp mosaics, mat, npz, csv, folders of images.
+"""Readers of the file formats data sets come in: idx, CIFAR binary, webp mosaics, mat, npz, folders of images.
 
 Each returns raw arrays, images as bytes [N, C, H, W], and refuses a broken file with one ValueError that names it.
 """
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import itertools
@@ -13,8 +12,9 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from caveat.data.dataset import Array, import_extra
 
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".pgm", ".ppm"})
-MAX_CLASSES = 20  # a csv target with more distinct values is not read as classes
 CIFAR_SIDE = 32
 
 
@@ -124,16 +123,22 @@ def read_svhn_mat(paths: Sequence[Path]) -> Pair:
 
 def read_npz(path: Path, keys: Collection[str]) -> dict[str, Array]:
     """The arrays `keys` of an npz file, without unpickling anything."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as npz:
-            missing = [key for key in keys if key not in npz]
-            held = ", ".join(npz)
-            content = {} if missing else {key: npz[key] for key in keys}
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{path} cannot be read as an npz file without pickled objects: {error}") from error
+    with _opened(path) as npz:
+        missing = [key for key in keys if key not in npz]
+        held = ", ".join(npz)
+        content = {} if missing else {key: npz[key] for key in keys}
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; it holds {held or 'nothing'}")
     return content
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Mapping[str, Array]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as npz:
+            yield npz
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{path} cannot be read as an npz file without pickled objects: {error}") from error
 
 
 def read_npz_pair(paths: Sequence[Path], part: str) -> Pair:
@@ -143,68 +148,27 @@ def read_npz_pair(paths: Sequence[Path], part: str) -> Pair:
     """
     (path,) = paths
     npz = read_npz(path, (f"x_{part}", f"y_{part}"))
-    x, y = npz[f"x_{part}"], npz[f"y_{part}"]
+    return Pair(_columns_or_images(path, f"x_{part}", npz[f"x_{part}"]), npz[f"y_{part}"])
+
+
+def read_npz_inputs(path: Path) -> Array:
+    """Inputs without targets: `x` of an npz file, or `x_test` where there is no `x`; shaped as `read_npz_pair` does."""
+    with _opened(path) as npz:
+        held = list(npz)
+    for key in ("x", "x_test"):
+        if key in held:
+            return _columns_or_images(path, key, read_npz(path, (key,))[key])
+    raise ValueError(f"{path} has neither x nor x_test; it holds {', '.join(held) or 'nothing'}")
+
+
+def _columns_or_images(path: Path, key: str, x: Array) -> Array:
     if x.ndim in (1, 3):
         x = x[:, None]
     elif x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     if x.ndim not in (2, 4):
-        raise ValueError(f"{path}: x_{part} has shape {x.shape}; tables [N, D] or images [N, C, H, W] can be read")
-    return Pair(x, y)
-
-
-def read_csv(path: Path) -> Labelled:
-    """A table with a header: numeric columns, the last one the target.
-
-    The target is read as classes where it has at most 20 distinct values, all of them text or all of them whole
-    numbers written without a decimal point; any other numeric target is regression.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not a text file of comma-separated values: {error}") from error
-    if len(rows) < 2 or len(rows[0]) < 2:
-        raise ValueError(f"{path} needs a header, at least one row, and at least one column before the target")
-    header, body = rows[0], rows[1:]
-    if all(_is_number(cell) for cell in header):
-        raise ValueError(f"{path} has no header: its first line is all numbers")
-    for index, row in enumerate(body, start=1):
-        if len(row) != len(header):
-            raise ValueError(f"{path}, row {index}: {len(row)} cells, but the header has {len(header)}")
-    columns = [_numbers(path, name, [row[i] for row in body]) for i, name in enumerate(header[:-1])]
-    y, class_names = _csv_target(path, header[-1], [row[-1].strip() for row in body])
-    return Labelled(np.stack(columns, axis=1), y, class_names)
-
-
-def _csv_target(path: Path, name: str, cells: list[str]) -> tuple[Array, tuple[str, ...]]:
-    distinct = set(cells)
-    whole = all(cell.lstrip("+-").isdecimal() for cell in distinct)
-    text = not any(_is_number(cell) for cell in distinct) and "" not in distinct
-    if len(distinct) <= MAX_CLASSES and (whole or text):
-        class_names = tuple(sorted(distinct, key=int) if whole else sorted(distinct))
-        return np.array([class_names.index(cell) for cell in cells]), class_names
-    if text:
-        raise ValueError(
-            f"{path}, target column {name!r}: text with {len(distinct)} distinct values. Text targets are classes, "
-            f"at most {MAX_CLASSES} of them; regression needs numbers"
-        )
-    return _numbers(path, name, cells), ()
-
-
-def _numbers(path: Path, name: str, cells: list[str]) -> Array:
-    for index, cell in enumerate(cells, start=1):
-        if not _is_number(cell):
-            raise ValueError(f"{path}, row {index}, column {name!r}: {cell!r} is not a number")
-    return np.array([float(cell) for cell in cells])
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+        raise ValueError(f"{path}: {key} has shape {x.shape}; tables [N, D] or images [N, C, H, W] can be read")
+    return x
 
 
 def read_image_folder(folder: Path) -> Labelled:
@@ -212,25 +176,44 @@ def read_image_folder(folder: Path) -> Labelled:
 
     Grey images give one channel; if any image has colour, all become RGB.
     """
-    class_names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
-    files = []  # (path, class index)
-    for label, name in enumerate(class_names):
-        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    class_names = tuple(path.name for path in _folders(folder))
+    files = [_image_files(folder / name) for name in class_names]
+    for name, found in zip(class_names, files, strict=True):
         if not found:
             raise ValueError(f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
-        files += [(path, label) for path in found]
     if not files:
         raise ValueError(f"{folder} is empty: it needs one folder of images for each class")
-    images = [_image(path) for path, _ in files]  # [H, W] or [H, W, 3]
+    labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
+    return Labelled(_images([path for found in files for path in found]), labels, class_names)
+
+
+def read_images(folder: Path) -> tuple[Array, list[Path]]:
+    """All images of a folder and of the folders in it, with or without classes, and their files."""
+    files = [*_image_files(folder), *(path for inner in _folders(folder) for path in _image_files(inner))]
+    if not files:
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return _images(files), files
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _image_files(folder: Path) -> list[Path]:
+    files = (path for path in folder.iterdir() if path.name[0] != ".")
+    return sorted(path for path in files if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def _images(files: Sequence[Path]) -> Array:
+    images = [_image(path) for path in files]  # [H, W] or [H, W, 3]
     if len({image.ndim for image in images}) > 1:
         images = [image if image.ndim == 3 else np.stack([image] * 3, axis=-1) for image in images]
-    for (path, _), image in zip(files, images, strict=True):
+    for path, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
-            sizes = f"{image.shape[1]}x{image.shape[0]} pixels, {files[0][0]} has {images[0].shape[1]}x"
+            sizes = f"{image.shape[1]}x{image.shape[0]} pixels, {files[0]} has {images[0].shape[1]}x"
             raise ValueError(f"images of unequal size: {path} has {sizes}{images[0].shape[0]}; resize them first")
     stacked = np.stack(images)
-    x = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
-    return Labelled(x, np.array([label for _, label in files]), class_names)
+    return stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
 
 
 def _image(path: Path) -> Array:

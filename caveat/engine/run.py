@@ -71,12 +71,9 @@ class Run:
             claimed = read_json(self.folder / "run.json")["identity"]
             own = json.loads(json.dumps(self.identity))  # as it would be read
             different = sorted(key for key in claimed.keys() | own.keys() if claimed.get(key) != own.get(key))
-            different = ["seed"] if "seed" in different else different  # all else follows from it
             if different:
-                raise ValueError(
-                    f"{self.folder} holds an unfinished fit with another {', '.join(different)}: "
-                    "delete it, or choose another folder"
-                )
+                told = f"{self.folder} holds an unfinished fit with {_told(different)}"
+                raise ValueError(f"{told}: delete it, or choose another folder")
         elif self.ranks.first:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "run.json", {"format": FORMAT, "identity": self.identity})
@@ -211,6 +208,15 @@ class Run:
             for layer in network.layers()
         ]
         return Info(coverage, diagnostics or {}, list(self.warnings))
+
+
+def _told(different: list[str]) -> str:
+    """What of a fit's identity is different, in words; not what follows from the rest."""
+    if "seed" in different:  # all else is drawn by it
+        different = ["seed"]
+    if "method" in different:
+        different = [key for key in different if key not in ("knobs", "start")]
+    return ", ".join("other knobs of the method" if key == "knobs" else f"another {key}" for key in different)
 
 
 def _treated(layer: Layer, treatment: str | Callable[[Layer], str]) -> str:

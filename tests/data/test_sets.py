@@ -85,8 +85,15 @@ def test_npz_with_text_labels(tmp_path):
 
 
 def test_npz_with_numbers_is_regression(tmp_path):
-    dataset = load(save_npz(tmp_path / "mine.npz", y_train=np.ones((8, 3)), y_test=np.ones((4, 3))))
+    y = np.arange(24.0).reshape(8, 3)
+    dataset = load(save_npz(tmp_path / "mine.npz", y_train=y, y_test=y[:4]))
     assert (dataset.likelihood, dataset.n_outputs, dataset.class_names) == ("gaussian", 3, ())
+
+
+@pytest.mark.parametrize(("y", "value"), [(np.ones((8, 2)), "1, 1"), (np.full(8, 3), "3"), (np.array(["a"] * 8), "a")])
+def test_a_constant_target_is_refused(tmp_path, y, value):
+    with pytest.raises(ValueError, match=f"mine.npz: the target is {value} in every row"):
+        load(save_npz(tmp_path / "mine.npz", y_train=y, y_test=y[:4]))
 
 
 def test_npz_with_a_table_of_labels_is_refused(tmp_path):
@@ -111,6 +118,21 @@ def test_csv(tmp_path):
     assert not torch.equal(load(str(path), seed=4).test.tensors[0], dataset.test.tensors[0])
     path.write_text("a,t\n1,0.5\n2,0.25\n")
     with pytest.raises(ValueError, match=r"mine.csv: 2 rows are too few"):
+        load(str(path))
+
+
+def test_the_target_of_a_csv_by_name(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("t, a,b\n" + "".join(f"{i % 2},{i},{-i}\n" for i in range(10)))
+    dataset = load(str(path), target="t")
+    assert (dataset.preprocessing["columns"], dataset.preprocessing["target"]) == (["a", "b"], "t")
+    assert dataset.class_names == ("0", "1")
+    with pytest.raises(ValueError, match=r"mine.csv lacks the column z; it has t, a, b"):
+        load(str(path), target="z")
+    with pytest.raises(ValueError, match="target='t' is to be a column of a csv file, which 'digits' is not"):
+        load("digits", target="t")
+    path.write_text("a,a,t\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"mine.csv has more than one column named 'a'"):
         load(str(path))
 
 

@@ -583,7 +583,7 @@ def test_another_configuration_is_refused_and_the_draws_are_kept(interrupted: Pa
     partial = interrupted.with_name("posterior.partial")
     before = {path.name: path.read_bytes() for path in partial.iterdir()}
     for method in (caveat.HMC(2, 30, 4, 0.2), caveat.HMC(2, 20, 4, 0.1)):
-        with pytest.raises(ValueError, match=r"\.partial holds an unfinished fit with another method: delete it"):
+        with pytest.raises(ValueError, match=r"\.partial holds an unfinished fit with other knobs of the method"):
             caveat.fit(network_task(), method, folder=interrupted, progress=False)
     with pytest.raises(ValueError, match="unfinished fit with another seed"):
         caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), seed=1, folder=interrupted, progress=False)

@@ -314,7 +314,7 @@ def test_a_folder_of_other_chains_is_refused_and_kept(tmp_path: Path, monkeypatc
         patch.setattr(Run, "checkpoint", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(classes(), SGMCMC(1, 5, 1, 2), folder=tmp_path / "chains")
-    with pytest.raises(ValueError, match="unfinished fit with another method"):
+    with pytest.raises(ValueError, match="unfinished fit with other knobs of the method"):
         fit(classes(), SGMCMC(1, 5, 1, 2, temperature=0.5), folder=tmp_path / "chains")
     again = fit(classes(), SGMCMC(1, 5, 1, 2), folder=tmp_path / "chains")
     assert torch.equal(again.state["stats"]["lp"], fit(classes(), SGMCMC(1, 5, 1, 2)).state["stats"]["lp"])

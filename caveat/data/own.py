@@ -1,0 +1,129 @@
+"""Data of one's own: npz, csv and folders of images, with targets to fit and score, or without to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caveat.data.dataset import Array, Arrays, DataSet, assemble, random_split
+from caveat.data.readers import read_image_folder, read_images, read_npz_inputs, read_npz_pair
+from caveat.data.tables import MAX_CLASSES, Known, read_csv, read_csv_inputs
+
+SHOWN = 12  # names of columns or classes in one line
+
+
+class Inputs(NamedTuple):
+    """Raw inputs, and the files they were read from where each has one of its own."""
+
+    x: Array
+    files: tuple[str, ...]
+
+
+def read_own(path: Path, seed: int, known: Known) -> DataSet:
+    """The training and test rows at a path that exists; those without a test part are split at random by `seed`."""
+    if path.suffix == ".npz":
+        data = _from_npz(path, known)
+    elif _is_split(path):
+        data = _from_split_folder(path, known)
+    else:
+        data = _from_rows(path, seed, known)
+    if known.kind is None:
+        _check_varied(path, data)
+    return data
+
+
+def read_own_inputs(path: Path, columns: Sequence[str], width: int) -> Inputs:
+    """Inputs to predict, targets or not: the test rows where there is a test part, otherwise every row.
+
+    A table's inputs are its `columns` by name; without names they are the first `width`.
+    """
+    if path.suffix == ".npz":
+        return Inputs(read_npz_inputs(path), ())
+    if path.suffix == ".csv":
+        return Inputs(read_csv_inputs(path, columns, width), ())
+    x, files = read_images(path / "test" if _is_split(path) else path)
+    return Inputs(x, tuple(file.relative_to(path).as_posix() for file in files))
+
+
+def describe(data: DataSet) -> str:
+    """One line on what was read, so that a column or a target that was taken for something else is seen."""
+    shape, y = list(data.train.tensors[0].shape[1:]), _all_targets(data)
+    rows = f"{Path(data.preprocessing['source']).resolve().name}: {len(data.train)} + {len(data.test)}"
+    if "columns" in data.preprocessing:
+        inputs, target = listed(data.preprocessing["columns"]), data.preprocessing["target"]
+        rows += f" rows, inputs {inputs}, target {target}"
+    elif len(shape) == 1:
+        rows += f" rows of {shape[0]} input{'s' * (shape[0] > 1)}"
+    else:
+        rows += f" images of shape {shape}"
+    if data.class_names:
+        present = [data.class_names[int(label)] for label in np.unique(y)]
+        return f"{rows}, {len(present)} class{'es' * (len(present) > 1)}: {listed(present)}"
+    values = np.unique(y)
+    if y.size == len(y) and len(values) <= MAX_CLASSES and (values == values.round()).all():
+        whole = listed([f"{value:.0f}" for value in values])
+        return f"{rows}, regression ({len(values)} whole numbers; classes are written as {whole})"
+    return f"{rows}, regression"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row, not more than fit into a line."""
+    return ", ".join(names[:SHOWN]) + f", ... ({len(names)})" * (len(names) > SHOWN)
+
+
+def _all_targets(data: DataSet) -> Array:
+    return np.concatenate([part.tensors[1].numpy() for part in (data.train, data.test)])
+
+
+def _check_varied(path: Path, data: DataSet) -> None:
+    y = _all_targets(data)
+    if (y == y[0]).all():
+        value = data.class_names[0] if data.class_names else ", ".join(f"{number:g}" for number in np.ravel(y[0]))
+        raise ValueError(f"{path}: the target is {value} in every row, so there is nothing to learn")
+
+
+def _is_split(path: Path) -> bool:
+    return (path / "train").is_dir() and (path / "test").is_dir()
+
+
+def _from_rows(path: Path, seed: int, known: Known) -> DataSet:
+    provenance: dict[str, Any] = {"source": str(path), "split": f"random, seed {seed}"}
+    if path.suffix == ".csv":
+        x, y, class_names, columns, target = read_csv(path, known)
+        provenance |= {"columns": list(columns), "target": target}
+    else:
+        x, y, class_names = read_image_folder(path)
+    try:
+        arrays = random_split(x, y, seed, stratify=bool(class_names))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return assemble(path.stem, arrays, "categorical" if class_names else "gaussian", class_names, provenance)
+
+
+def _from_npz(path: Path, known: Known) -> DataSet:
+    (x_train, y_train), (x_test, y_test) = (read_npz_pair([path], part) for part in ("train", "test"))
+    provenance = {"source": str(path), "split": "published"}
+    numbers = y_train.dtype.kind == "f" if known.kind is None else known.kind == "numbers"
+    if numbers:
+        return assemble(path.stem, Arrays(x_train, y_train, x_test, y_test), "gaussian", (), provenance)
+    if y_train.size != len(y_train) or y_test.size != len(y_test):
+        raise ValueError(f"{path}: y_train has shape {y_train.shape}; class labels are one a row, numbers are floats")
+    values = np.unique(np.concatenate([y_train.ravel(), y_test.ravel()]))
+    indices: list[Array] = [np.searchsorted(values, y.ravel()) for y in (y_train, y_test)]
+    arrays = Arrays(x_train, indices[0], x_test, indices[1])
+    return assemble(path.stem, arrays, "categorical", tuple(str(value) for value in values), provenance)
+
+
+def _from_split_folder(path: Path, known: Known) -> DataSet:
+    train, test = (read_image_folder(path / part) for part in ("train", "test"))
+    if train.class_names != test.class_names and known.kind is None:
+        raise ValueError(f"{path}: train has the classes {train.class_names}, test has {test.class_names}")
+    class_names = tuple(sorted({*train.class_names, *test.class_names}))
+    y_train, y_test = (
+        np.array([class_names.index(name) for name in part.class_names])[part.y] for part in (train, test)
+    )
+    arrays = Arrays(train.x, y_train, test.x, y_test)
+    return assemble(path.stem, arrays, "categorical", class_names, {"source": str(path), "split": "published"})
