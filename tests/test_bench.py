@@ -1,6 +1,7 @@
 """`caveat bench`: the file, the grid, what is kept and what is skipped, failures, kills, and the tables."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -245,6 +246,36 @@ def test_guard_rails_say_where_a_method_is_not_better() -> None:
     assert "Nowhere shown to be better than map_tempered and map: swag, ensemble." in only_there
 
 
+def test_a_gain_that_does_not_show_is_level() -> None:
+    who = {"data": "d", "model": "m", "shift": "clean", "severity": None, "role": "clean", "metric": "nll"}
+    rows = [
+        who | {"method": m, "baseline": "map_tempered", "gain": gain, "low": gain - 1e-5, "high": gain + 1e-5}
+        for m, gain in (("a", 0.0004), ("b", -0.0004), ("c", 0.0006))
+    ]
+    rows = [row | {"over": "rows", "verdict": "worse" if row["gain"] < 0 else "better"} for row in rows]
+    (found,) = guards(rows)
+    assert found.verdicts == {"a": "level", "b": "level", "c": "better"}
+    assert "level                a +0.000 [+0.000, +0.000], b -0.000" in guard_text([found])
+    (found,) = guards([row | {"gain": 0.3} for row in rows[:1]], [row | {"baseline": "map"} for row in rows[:1]])
+    assert (found.verdicts, found.marked) == ({"a": "better"}, ("a",)), "level with the plain MAP"
+
+
+def test_warnings_and_notes_stand_beside_the_verdicts(finished: tuple[Path, Path], table: Path) -> None:
+    file, out = finished
+    experiment = bench.read_experiment(file)
+    words = "the temperature ran to the end of its range"
+    results = [
+        dataclasses.replace(r, warnings=(words,) if r.cell.label == "map_tempered" else (), notes=("another prior",))
+        for r in read_results(experiment, out)
+    ]
+    found = guards(comparisons(results, "map_tempered"), (), results)
+    assert all(guard.warned == {"map_tempered": (words,)} and guard.notes == ("another prior",) for guard in found)
+    text = " ".join(guard_text(found).split())
+    assert text.count("clouds, mlp: fits with warnings: map_tempered (1)") == 1
+    assert f"all verdicts are against map_tempered, which says: {words}" in text
+    assert text.count("closeness to the reference is not of methods alone: another prior.") == 1
+
+
 def test_summary_has_no_number_that_was_not_measured() -> None:
     who = {
         "data": "d",
@@ -457,6 +488,7 @@ GOOD = 'data = ["digits"]\nmodels = ["mlp"]\n'
         (GOOD + "[reference]\ndigitz = 'digits'", "reference.digitz: there is no 'digitz'"),
         (GOOD + "[reference]\ndigits = 'digit'", "reference.digits: there is no reference 'digit'"),
         ('baseline = "swag"\n' + GOOD, "baseline: there is no 'swag'"),
+        (GOOD + "seeds = [[0]]", "seeds: must be"),
         ("data = [", "is not a TOML file"),
     ],
 )
@@ -465,6 +497,33 @@ def test_bad_files_are_refused_with_the_key(text: str, complaint: str, tmp_path:
     with pytest.raises(ValueError, match=r"bad\.toml") as raised:
         bench.read_experiment(tmp_path / "bad.toml")
     assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "shifts", "complaint"),
+    [
+        ('models = ["mlp"]', "rotation = [30]", "shifts.rotation on 'clouds': rotation is no shift for clouds"),
+        ('models = ["mlp"]\nood = ["photographs"]', "", "ood: 'photographs' for 'clouds': 'photographs' is no out-of-"),
+        ('models = ["lenet5"]', "", "models: 'lenet5' on 'clouds': lenet5 takes images"),
+        ('models = ["own.py:narrow"]', "", "models: 'narrow' on 'clouds': the network could not take"),
+        ('models = ["own.py:broken"]', "", "models: 'broken' on 'clouds': ZeroDivisionError"),
+    ],
+)
+def test_what_the_data_cannot_have_is_refused_before_a_fit(
+    head: str, shifts: str, complaint: str, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = "from torch import nn\ndef {}():\n    return nn.Linear({}, 2)\n"
+    (tmp_path / "own.py").write_text(made.format("narrow", "2") + made.format("broken", "1 // 0"))
+    (tmp_path / "bad.toml").write_text(f'data = ["{table}"]\n{head}\n[shifts]\n{shifts}\n[map]\nepochs = 1\n')
+    for way in ([], ["--dry-run"]):
+        assert main(["bench", str(tmp_path / "bad.toml"), "--out", str(tmp_path / "out"), *way]) != 0
+        assert f"bad.toml: {complaint}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_severity_needs_no_list(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(GOOD + "[shifts]\nfog = 3")
+    assert bench.read_experiment(tmp_path / "one.toml").shifts == (("fog", (3.0,)),)
 
 
 def test_digits_can_be_what_is_outside(tmp_path: Path) -> None:

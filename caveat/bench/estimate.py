@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from caveat.bench.cells import Place, task_of
+from caveat.bench.checks import check_fits
 from caveat.bench.conditions import condition_bytes
 from caveat.bench.experiment import Experiment
 from caveat.bench.grid import Cell, evaluation_key, is_done
@@ -49,6 +50,7 @@ class Estimate:
 
 def estimates(experiment: Experiment, cells: Sequence[Cell], place: Place) -> list[Estimate]:
     """One estimate for each data set, model and method."""
+    check_fits(experiment, cells, place.data_dir)
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.data.label, cell.model, cell.label), []).append(cell)

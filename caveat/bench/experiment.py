@@ -78,8 +78,10 @@ def read_experiment(path: str | Path) -> Experiment:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     try:
         return _experiment(content, path)
-    except (ValueError, FileNotFoundError) as error:
-        raise type(error)(f"{path}: {error}") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _experiment(content: dict[str, Any], path: Path) -> Experiment:
@@ -113,7 +115,7 @@ def _experiment(content: dict[str, Any], path: Path) -> Experiment:
     if "baseline" in content:
         _one_of("baseline", content["baseline"], methods)
     seeds = _list(content.pop("seeds", [0]))
-    if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+    if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: must be different whole numbers, at least 0, as in seeds = [0, 1, 2]; got {seeds}")
     return Experiment(
         name=path.stem,
@@ -121,7 +123,7 @@ def _experiment(content: dict[str, Any], path: Path) -> Experiment:
         models=_models(content.pop("models"), path.parent),
         methods=methods,
         seeds=tuple(seeds),
-        shifts=tuple((name, tuple(map(float, severities))) for name, severities in shifts.items()),
+        shifts=tuple((name, tuple(map(float, _list(severities)))) for name, severities in shifts.items()),
         ood=ood,
         reference=reference,
         **content,

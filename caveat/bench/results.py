@@ -37,6 +37,8 @@ class Result:
     parts: tuple[Row, ...]  # the entries of metrics.json
     cost: dict[str, float | None]
     folder: Path
+    warnings: tuple[str, ...] = ()  # of the fit
+    notes: tuple[str, ...] = ()  # what beside the method differs from the reference
     _read: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     def rows(self, part: Row) -> dict[str, np.ndarray]:
@@ -58,7 +60,8 @@ def read_results(experiment: Experiment, out: Path) -> list[Result]:
         if is_done(out, cell, evaluation_key(experiment, cell)):
             folder = out / "cells" / cell.name
             metrics, result = read_json(folder / "metrics.json"), read_json(folder / "result.json")
-            found.append(Result(cell, metrics["kind"], tuple(metrics["data"]), result["cost"], folder))
+            said = tuple(metrics["info"].get("warnings", ())), tuple(metrics.get("reference", {}).get("notes", ()))
+            found.append(Result(cell, metrics["kind"], tuple(metrics["data"]), result["cost"], folder, *said))
     return found
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from caveat.bench.cells import Outcome, Place, record_failure, run_cell
+from caveat.bench.checks import check_fits
 from caveat.bench.compare import comparisons, ranks
 from caveat.bench.conditions import conditions, shown_inputs
 from caveat.bench.estimate import seconds_left, seconds_of
@@ -70,6 +71,7 @@ def run_bench(
         raise ValueError(f"--jobs {jobs}: under torchrun the ranks share each cell, so leave --jobs at 1")
     cells = cells_of(experiment)
     pending = [cell for cell in cells if not is_done(place.out, cell, evaluation_key(experiment, cell))]
+    check_fits(experiment, pending, place.data_dir)
     ranks_here.wait()  # all ranks have looked before one of them writes
     if not ranks_here.first:
         for cell in pending:
@@ -143,7 +145,8 @@ def _write_tables(
         write_table(place.out / f"{name}.csv", rows, parquet=parquet)
     against = experiment.yardstick
     with_map = comparisons(results, MAP) if against != MAP else []
-    found = guards(compared if against == experiment.baseline else comparisons(results, against), with_map)
+    compared = compared if against == experiment.baseline else comparisons(results, against)
+    found = guards(compared, with_map, results)
     done = {result.cell.name for result in results}
     failed = {cell.name: error for cell in cells if cell.name not in done and (error := _error(place.out, cell))}
     _write_index(experiment, cells, place, done, failed, found)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from caveat.evaluate.reference_set import ReferenceSet
 from caveat.evaluate.scores import Columns, Scored, Scores, score, score_outside
 from caveat.methods import method_name
 from caveat.posterior import Posterior
+from caveat.predictive import BernoulliPredictive
 from caveat.rows import Data, Rows
 from caveat.storage import FORMAT, encode, write_arrays, write_json
 
@@ -52,18 +53,20 @@ def evaluate(
         reference: also score fidelity to it, see `caveat.fidelity`; a stored set, on those data whose rows it has.
         folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
         label: what to call the run; the method's class name unless given.
-        class_names: of the classes, for the report.
+        class_names: of the classes, one for each, for the report.
         draws: posterior draws a prediction; the method's default unless given.
         seed: of the draws.
         keep_samples: also write every draw's prediction.
         progress: show progress of anything over a second on standard error.
     """
     parts = _parts(data, ood or {})
+    _check_class_names(posterior, parts[0].rows, class_names)
     compared = [] if reference is None else _known_to(reference, parts)
     place = None if folder is None else Path(folder)
     kind = posterior.network.likelihood.kind
     inside: Columns = {}
     found: list[Scored] = []
+    against: dict[str, Any] = {}
     written: dict[str, dict[str, np.ndarray]] = {}
     total = sum(len(part.rows) for part in parts)
     name = label or type(posterior.method).__name__
@@ -76,16 +79,20 @@ def evaluate(
             inside = inside or columns
             metrics = score(kind, columns) if part.role == "test" else score_outside(kind, inside, columns)
             if reference is not None and part in compared:
-                metrics |= fidelity_on(posterior, reference, part.rows, draws, seed).scores
+                closeness = fidelity_on(posterior, reference, part.rows, draws, seed)
+                metrics |= closeness.scores
+                against = {"chains": closeness.chains, "draws": closeness.draws, "notes": list(closeness.notes)}
             found.append(Scored(part.name, part.family, part.severity, part.role, len(arrays["rows"]), metrics, file))
     content = _content(posterior, name, class_names, found)
+    if against:
+        content["reference"] = against
     if place is not None:  # once everything has been scored, so that a failure leaves earlier results as they are
         for file, arrays in written.items():
             write_arrays(place / file, arrays)
         write_json(place / "metrics.json", content)
         for stale in set((place / "predictions").glob("*.npz")) - {place / file for file in written}:
             stale.unlink()  # of an earlier evaluation, which this one replaces
-    return Scores(name, kind, found, content)
+    return Scores(name, kind, found, content, tuple(against.get("notes", ())))
 
 
 def predict_rows(
@@ -123,6 +130,19 @@ def _parts(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Part]:
         if slugs.count(file) > 1:
             raise ValueError(f"data set names must differ in letters and digits, {part.name!r} does not")
     return parts
+
+
+def _check_class_names(posterior: Posterior, rows: Rows, names: Sequence[str]) -> None:
+    """Refuse names that are not one for each class; independent labels may be named, or their no and yes."""
+    if not names or posterior.network.likelihood.kind != "classification":
+        return
+    x, _ = next(iter(blocks(rows, 1)))
+    prediction = posterior.predict(x, draws=1)
+    count = prediction.samples.shape[-1]
+    fitting = {count, 2} if isinstance(prediction, BernoulliPredictive) else {count}
+    if len(names) not in fitting:
+        given = f"{len(names)} name{'' if len(names) == 1 else 's'} ({', '.join(map(str, names))})"
+        raise ValueError(f"class_names has {given}, but the posterior tells {count} classes apart")
 
 
 def _known_to(reference: Posterior | ReferenceSet, parts: list[_Part]) -> list[_Part]:

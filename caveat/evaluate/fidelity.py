@@ -25,7 +25,7 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.evaluate.blocks import blocks
 from caveat.evaluate.metrics import mean_and_stderr
-from caveat.evaluate.reference_set import ReferenceSet, identity
+from caveat.evaluate.reference_set import ReferenceSet, activations, identity
 from caveat.evaluate.scores import Columns, Score
 from caveat.evaluate.wasserstein import wasserstein
 from caveat.posterior import Posterior
@@ -238,9 +238,15 @@ def _check_same_outputs(ours: Predictive, theirs: Predictive) -> None:
 def _differences(posterior: Posterior, reference: Posterior | ReferenceSet) -> tuple[str, ...]:
     """Where the two are not about the same model, so that the distance is not one between methods alone."""
     ours = identity(posterior.network)
-    theirs = reference.facts["identity"] if isinstance(reference, ReferenceSet) else identity(reference.network)
+    if isinstance(reference, ReferenceSet):
+        theirs, module = dict(reference.facts["identity"]), reference.facts["network"]
+    else:
+        theirs, module = identity(reference.network), str(reference.network.module)
+    kinds = [activations(text) for text in (str(posterior.network.module), module)]
+    if all(kinds):  # one that is not a module is not seen
+        ours["activation"], theirs["activation"] = kinds
     return tuple(
-        f"the reference's {name} is {theirs[name]}, the posterior's {ours[name]}"
+        f"the reference's {name} {'are' if name == 'weights' else 'is'} {theirs[name]}, the posterior's {ours[name]}"
         for name in ours
         if ours[name] != theirs[name]
     )

@@ -13,6 +13,7 @@ Both files carry checksums; one that was changed is refused. Fidelity reads `pro
 neither thinning nor float16 touches it. A probability from `log_draws` is off by at most 2^-11 / e = 0.0002.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules import activation
 
 from caveat.batches import tensors
 from caveat.network import Network
@@ -27,9 +29,10 @@ from caveat.predictive import CategoricalPredictive, GaussianPredictive, Kind, P
 from caveat.rows import Rows
 from caveat.storage import FORMAT, State, describe, new_folder, read_json, read_state, write_json, write_state
 
-__all__ = ["ReferenceSet", "chain_tensors", "identity", "read_reference"]
+__all__ = ["ReferenceSet", "activations", "chain_tensors", "identity", "read_reference"]
 
 _FACTS, _TENSORS = "reference.json", "predictions.safetensors"
+_ACTIVATIONS = set(activation.__all__) - {"MultiheadAttention"}
 _CLOSE = 2e-3  # absolute and relative: four steps of float16
 
 
@@ -150,6 +153,11 @@ def identity(network: Network) -> dict[str, str]:
     """What two posteriors must share for their distance to be one between methods."""
     shapes = [list(network.params()[name].shape) for name in network.names]
     return {"weights": str(shapes), "likelihood": _text(network.likelihood), "prior": _text(network.prior)}
+
+
+def activations(module: str) -> str:
+    """The kinds of activations in a module's text, such as a reference keeps; empty where none is a module."""
+    return ", ".join(dict.fromkeys(kind for kind in re.findall(r"(\w+)\(", module) if kind in _ACTIVATIONS))
 
 
 def _text(value: Any) -> str:

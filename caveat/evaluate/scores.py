@@ -56,6 +56,7 @@ class Scores:
     kind: Kind
     data: list[Scored]
     content: dict[str, Any] = field(repr=False, default_factory=dict)  # as written to metrics.json
+    notes: tuple[str, ...] = ()  # what beside the method differs from the reference
 
     def __getitem__(self, name: str) -> Scored:
         for scored in self.data:
@@ -64,7 +65,7 @@ class Scores:
         raise KeyError(f"no data set {name!r}: there are {', '.join(s.name for s in self.data)}")
 
     def __str__(self) -> str:
-        return "\n".join([self.label, *(f"  {scored}" for scored in self.data)])
+        return "\n".join([self.label, *(f"  {scored}" for scored in self.data), *(f"  note: {n}" for n in self.notes)])
 
 
 def score(kind: Kind, columns: Columns) -> dict[str, Score]:

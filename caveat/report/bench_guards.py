@@ -16,7 +16,8 @@ from caveat.report.drawing import styles
 from caveat.report.markup import plot_figure, plural, section, swatch
 from caveat.report.plots import gain_plot
 from caveat.report.sections import verdict_list
-from caveat.report.summary import Answer, listed
+from caveat.report.shared import listed
+from caveat.report.summary import Answer
 
 __all__ = ["guard_sections", "method_sentence"]
 
@@ -39,7 +40,7 @@ def guard_sections(bench: Bench) -> str:
             for guard in guards
             if (answer := _answer(guard)).against_baseline
         )
-        said += f'<div data-set="{group.index}">{head}{_sentences(group, guards)}</div>'
+        said += f'<div data-set="{group.index}">{head}{_sentences(group, guards)}{_warned(group, guards)}</div>'
         drawn += f'<div data-set="{group.index}">{head}<div class="grid">{plots}</div></div>' if plots else ""
     said = (
         said or '<p class="note">There is nothing to compare: no method was fitted with the seeds of the baseline.</p>'
@@ -71,9 +72,10 @@ def _sentences(group: Group, guards: Sequence[Guard]) -> str:
     compared = [run.label for run in group.done if any(run.label in guard["verdicts"] for guard in guards)]
     found = {label: method_sentence(label, guards) for label in compared}
     both, either = (f"{base} and map", f"{base} or from map") if base == TEMPERED else (base, base)
+    level = any("level" in guard["verdicts"].values() for guard in guards)
     titles = {
         "worse": ("var(--bad)", f"Worse than {base} somewhere, nowhere shown to be better than {both}"),
-        "not": ("var(--quiet)", f"Not distinguishable from {either}"),
+        "not": ("var(--quiet)", f"{'Level with, or not' if level else 'Not'} distinguishable from {either}"),
         "mixed": ("#D59A00", f"Better than {base} somewhere, worse elsewhere"),
         "better": ("var(--good)", f"Better than {base} somewhere, nowhere shown to be worse"),
     }
@@ -93,9 +95,22 @@ def _sentences(group: Group, guards: Sequence[Guard]) -> str:
     return f'<div class="answers">{cards}</div><ul class="verdicts plain">{items}</ul>'
 
 
+def _warned(group: Group, guards: Sequence[Guard]) -> str:
+    """The fits that warned; of what all others are compared with, what it said."""
+    warned = {run.label: run.info["warnings"] for run in group.done if run.info.get("warnings")}
+    if not warned:
+        return ""
+    base, link = guards[0]["baseline"], '<a href="#configuration">how they were fitted</a>'
+    names = listed([f"{label} ({len(texts)})" for label, texts in warned.items()])
+    body = f'<p class="note">Fits with warnings: {escape(names)}; see {link}.'
+    if base in warned:
+        body += f" All verdicts are against {escape(base)}, which says: {escape('; '.join(warned[base]))}"
+    return f"{body}</p>"
+
+
 def method_sentence(method: str, guards: Sequence[Guard]) -> tuple[str, str]:
     """A word for all verdicts on a method (worse, not, mixed, better), and the sentence that tells them."""
-    places: dict[str, list[Guard]] = {"worse": [], "not distinguishable": [], "better": [], "marked": []}
+    places: dict[str, list[Guard]] = {"worse": [], "not distinguishable": [], "level": [], "better": [], "marked": []}
     for guard in guards:
         if method in guard["verdicts"]:
             word = "marked" if method in guard["marked"] else guard["verdicts"][method]
@@ -103,6 +118,7 @@ def method_sentence(method: str, guards: Sequence[Guard]) -> tuple[str, str]:
     words = {
         "worse": "worse %s",
         "not distinguishable": "not distinguishable %s",
+        "level": "level to the digits shown %s",
         "better": "better %s",
         "marked": "better %s, but there not shown to be better than plain map",
     }
@@ -128,7 +144,7 @@ def _answer(guard: Guard) -> Answer:
         "ood": f"Telling {guard['shift']} from clean data",
     }
     gains = {
-        method: Gain(gain, low, high)
+        method: Gain(gain, low, high, level=guard["verdicts"][method] == "level")
         for method, (gain, low, high) in guard["intervals"].items()
         if None not in (gain, low, high)
     }

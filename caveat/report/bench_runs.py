@@ -144,7 +144,8 @@ def _averaged(any_run: Run, method: str, kind: str, runs: Sequence[Run]) -> Run:
     info = first.info | {key: over_seeds([run.info.get(key) for run in runs]).mean for key in costs}
     info["warnings"] = list(dict.fromkeys(text for run in runs for text in run.info.get("warnings", [])))
     info["seed"] = ", ".join(str(run.info.get("seed")) for run in runs)
-    return replace(first, label=method, method=kind, info=info, data=data)
+    notes = tuple(dict.fromkeys(note for run in runs for note in run.notes))
+    return replace(first, label=method, method=kind, info=info, data=data, notes=notes)
 
 
 def over_seeds(values: Iterable[float | None]) -> Score:

@@ -14,6 +14,7 @@ from caveat.report.markup import swatch
 from caveat.report.results_table import Line, results_table
 from caveat.report.runs import Run, Score
 from caveat.report.sections import test_groups
+from caveat.report.shared import reference_notes
 from caveat.report.tables import (
     CLEAN,
     CURVES,
@@ -103,7 +104,8 @@ def fidelity_tables(group: Group) -> str:
             heads = [escape(title) for title, _ in names]
             title = f"{METRICS[metric].title}: {METRICS[metric].meaning}"
             tables += _matrix(group, title, heads, scores, [None] * len(names), better_high=metric == "agreement")
-    return tables
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in reference_notes(group.done))
+    return notes + tables
 
 
 def between_table(group: Group) -> str:

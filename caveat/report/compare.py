@@ -29,11 +29,13 @@ class Gain:
     mean: float
     low: float
     high: float
+    level: bool = False  # the two scores are equal to the digits shown
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, or `not distinguishable` where the interval holds zero."""
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "not distinguishable"
+        """`not distinguishable` where the interval holds zero; else `better`, `worse`, or `level` where none shows."""
+        word = "better" if self.low > 0 else "worse" if self.high < 0 else "not distinguishable"
+        return "level" if self.level and word in ("better", "worse") else word
 
 
 def log_prob_gain(run: Run, other: Run, names: Sequence[str]) -> Gain | None:
@@ -57,6 +59,8 @@ def log_prob_gain(run: Run, other: Run, names: Sequence[str]) -> Gain | None:
 def auroc_gain(run: Run, other: Run, name: str) -> Gain | None:
     """Gain in AUROC of telling the data set `name` from clean data; None where a run lacks either."""
     if run.clean is None or other.clean is None or name not in run.by_name or name not in other.by_name:
+        return None
+    if run.clean.name != other.clean.name:
         return None
     inside = matched(run.clean, other.clean)
     outside = matched(run.by_name[name], other.by_name[name])

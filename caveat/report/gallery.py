@@ -18,7 +18,7 @@ import numpy as np
 
 from caveat.report.compare import matched
 from caveat.report.drawing import Style, styles
-from caveat.report.markup import fold, plural, section, swatch
+from caveat.report.markup import breakable, fold, plural, section, swatch
 from caveat.report.runs import Arrays, Run
 
 WRONG_SHOWN = 12
@@ -116,8 +116,8 @@ def _said(
     answer = int(probs.argmax())
     state, mark = ("", "") if target is None else ("right", "✓ ") if answer == target else ("wrong", "✗ ")
     return (
-        f'<tr data-run="{style.index}"><th scope="row">{swatch(style)}{escape(label)}</th>'
-        f'<td class="{state}">{mark}{escape(class_names[answer])}</td>'
+        f'<tr data-run="{style.index}"><th scope="row">{swatch(style)}{breakable(label)}</th>'
+        f'<td class="{state}">{mark}{breakable(class_names[answer])}</td>'
         f'<td><span class="bar" style="--share:{probs[answer]:.3f}">{probs[answer]:.0%}</span></td>'
         f"<td>{entropy:.2f}</td></tr>"
     )

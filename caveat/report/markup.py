@@ -82,6 +82,11 @@ def legend(runs: Sequence[Run], sets: Sequence[str] = ()) -> str:
     return f"{bar}</div>"
 
 
+def breakable(name: str) -> str:
+    """A name as HTML that may be broken at its underscores, and nowhere inside a word."""
+    return escape(name).replace("_", "_<wbr>")
+
+
 def plural(count: int, word: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"

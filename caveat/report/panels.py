@@ -13,6 +13,7 @@ from caveat.evaluate.calibration import Reliability, reliability
 from caveat.report.compare import uncertainty
 from caveat.report.drawing import Plot, Style, diagonal, figure, graph_objects, line, safe, styles
 from caveat.report.runs import Run, Scored
+from caveat.report.shared import shared_names
 from caveat.report.tables import NOTHING, OUTSIDE, format_number
 
 BINS = 15
@@ -27,7 +28,8 @@ def reliability_panels(runs: Sequence[Run]) -> list[Plot]:
     """Accuracy against confidence: clean data as filled marks, all shifted data together as open marks."""
     plots = []
     for run in runs:
-        shifted = [scored for family in run.shifts.values() for scored in family]
+        names = {name for family in run.shifts for name in shared_names(runs, family)}
+        shifted = [scored for family in run.shifts.values() for scored in family if scored.name in names]
         groups = {"clean": [run.clean] if run.clean else [], "shifted": shifted}
         diagrams = {name: _reliability(scored) for name, scored in groups.items() if scored}
         plots.append(reliability_panel(run, styles(runs)[run.label], diagrams))

@@ -13,6 +13,7 @@ from caveat.evaluate.selective import risk_coverage
 from caveat.report.compare import uncertainty
 from caveat.report.drawing import BASELINE_COLOUR, Plot, Style, figure, graph_objects, line, safe, styles
 from caveat.report.runs import Run, Scored
+from caveat.report.shared import clean_of
 from caveat.report.summary import Answer
 from caveat.report.tables import CURVES, FIDELITY, METRICS, NOTHING, format_bytes, format_number, format_seconds
 
@@ -138,7 +139,8 @@ def _cost_plot(runs: Sequence[Run], key: str) -> Plot:
     title, axis, show = COSTS[key]
     style, traces, words, costs = styles(runs), [], [], []
     for run in runs:
-        cost, nll = run.info.get(key), run.clean.metrics.get("nll", NOTHING) if run.clean else NOTHING
+        clean = clean_of(runs, run)
+        cost, nll = run.info.get(key), clean.metrics.get("nll", NOTHING) if clean else NOTHING
         if not cost or nll.mean is None:
             continue
         look = style[run.label]

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 
 from caveat.report.drawing import Style
-from caveat.report.markup import swatch
+from caveat.report.markup import breakable, swatch
 from caveat.report.runs import Score
 from caveat.report.tables import METRICS, Column, format_error, format_mean
 
@@ -45,8 +45,7 @@ def results_table(columns: Sequence[Column], lines: Sequence[Line], first: str, 
         shown = enumerate(zip(columns, entry.scores, strict=True))
         cells = "".join(_cell(column.metric, score, i in entry.best, start[i]) for i, (column, score) in shown)
         note = f'<span class="quiet note-line">{escape(entry.note)}</span>' if entry.note else ""
-        label = escape(entry.label).replace("_", "_<wbr>")  # where a narrow screen may break it
-        name = f'<th scope="row" data-loss="{number}">{swatch(entry.style)}{label}{note}</th>'
+        name = f'<th scope="row" data-loss="{number}">{swatch(entry.style)}{breakable(entry.label)}{note}</th>'
         where = "" if entry.set_index is None else f' data-set="{entry.set_index}"'
         rows += f'<tr data-run="{entry.style.index}"{where}>{name}{cells}</tr>'
     corner = (

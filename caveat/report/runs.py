@@ -97,6 +97,7 @@ class Run:
     info: dict[str, Any]
     data: tuple[Scored, ...]
     folder: Path
+    notes: tuple[str, ...] = ()  # what beside the method differs from the reference that it was compared with
 
     @cached_property
     def by_name(self) -> dict[str, Scored]:
@@ -176,6 +177,7 @@ def _run(content: dict[str, Any], folder: Path) -> Run:
         info=dict(content["info"]),
         data=tuple(_scored(entry, folder, kind, len(names)) for entry in content["data"]),
         folder=folder,
+        notes=tuple(str(note) for note in content.get("reference", {}).get("notes", ())),
     )
 
 

@@ -11,7 +11,8 @@ from caveat.report.panels import coverage_plot, entropy_panels, interval_panels,
 from caveat.report.plots import cost_plots, gain_plot, risk_coverage_plot, severity_curves
 from caveat.report.results_table import Line, results_table
 from caveat.report.runs import Run
-from caveat.report.summary import Answer, answers, baseline, listed, verdicts
+from caveat.report.shared import left_out, listed, shared_names
+from caveat.report.summary import Answer, answers, baseline, verdicts
 from caveat.report.tables import families, outside_names
 from caveat.report.tables import table as metrics_table
 
@@ -28,6 +29,7 @@ def summary_section(runs: Sequence[Run]) -> str:
         for answer in found
     )
     body = f'<div class="answers">{cards}</div>' if cards else "<p>No data set with targets was scored.</p>"
+    body += "".join(f'<p class="note">{escape(note)}</p>' for note in left_out(runs))
     warned = [f"{run.label} ({len(run.info['warnings'])})" for run in runs if run.info.get("warnings")]
     if warned:
         link = '<a href="#configuration">how they were fitted</a>'
@@ -64,6 +66,7 @@ def verdict_list(answer: Answer, base: str) -> str:
     """Which runs are better than the baseline, not distinguishable from it, and worse."""
     words = {
         "better": f"Better than {base}",
+        "level": f"Level with {base} to the digits shown",
         "not distinguishable": f"Not distinguishable from {base}",
         "worse": f"Worse than {base}",
     }
@@ -88,6 +91,7 @@ def table_section(runs: Sequence[Run]) -> str:
         "upper bound of the standard error."
     )
     lead = "Press a column's head to sort by it, best first; press again to turn it round."
+    caption = " ".join([caption, *table.notes])
     return section("results", "Results", lead, results_table(table.columns, lines, "Run", caption))
 
 
@@ -148,8 +152,11 @@ def test_groups(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Titles and names of data that go together: the clean set, and each family at all severities."""
     groups = [("clean data", [run.clean.name]) for run in runs if run.clean][:1]
     for family in families(runs):
-        names = list(dict.fromkeys(scored.name for run in runs for scored in run.shifts.get(family, ())))
-        groups.append((f"{family}, all severities" if len(names) > 1 else family, names))
+        names, every = shared_names(runs, family), {s.name for run in runs for s in run.shifts.get(family, ())}
+        title = f"{family}, all severities" if len(every) > 1 else family
+        if len(names) < len(every):
+            title = f"{family}, severities that all runs have"
+        groups += [(title, names)] if names else []
     return groups
 
 

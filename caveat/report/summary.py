@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caveat.report.compare import Gain, auroc_gain, log_prob_gain
 from caveat.report.runs import Run, Score
+from caveat.report.shared import listed, shared_shifts
 from caveat.report.tables import NOTHING, OUTSIDE, format_error, format_number, mean_score, outside_names
+
+MOST_NAMED = 4  # sets that a sentence names one by one
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Question:
     """`score` is a run's value, `gain` compares two runs, `sign` is +1 where higher is better."""
 
     title: str
+    names: Sequence[str]  # of the data it is about
     metric: str
     unit: str  # of a gain
     sign: int
@@ -46,10 +50,8 @@ def answers(runs: Sequence[Run]) -> list[Answer]:
 
 
 def _questions(runs: Sequence[Run]) -> list[Question]:
-    clean = [run.clean.name for run in runs[:1] if run.clean]
-    shifted = [scored.name for family in runs[0].shifts.values() for scored in family]
-    shifted = [name for name in shifted if all(name in run.by_name for run in runs)]
-    likelihood = [("On clean data", clean), ("Under shift", shifted)]
+    clean = [run.clean.name for run in runs if run.clean][:1]
+    likelihood = [("On clean data", clean), ("Under shift", shared_shifts(runs))]
     questions = [_likelihood_question(title, names) for title, names in likelihood if names]
     return questions + [_outside_question(name) for name in outside_names(runs)]
 
@@ -59,7 +61,7 @@ def _likelihood_question(title: str, names: Sequence[str]) -> Question:
         known = all(name in run.by_name for name in names)
         return mean_score([run.by_name[name] for name in names], "nll") if known else NOTHING
 
-    return Question(title, "NLL", "nats a row", -1, score, lambda run, other: log_prob_gain(run, other, names))
+    return Question(title, names, "NLL", "nats a row", -1, score, lambda run, other: log_prob_gain(run, other, names))
 
 
 def _outside_question(name: str) -> Question:
@@ -67,7 +69,7 @@ def _outside_question(name: str) -> Question:
         return run.by_name[name].metrics.get(OUTSIDE[run.kind], NOTHING) if name in run.by_name else NOTHING
 
     title = f"Telling {name} from clean data"
-    return Question(title, "AUROC", "in AUROC", 1, score, lambda run, other: auroc_gain(run, other, name))
+    return Question(title, [name], "AUROC", "in AUROC", 1, score, lambda run, other: auroc_gain(run, other, name))
 
 
 def _answer(question: Question, runs: Sequence[Run]) -> Answer | None:
@@ -79,11 +81,19 @@ def _answer(question: Question, runs: Sequence[Run]) -> Answer | None:
     best = scores[ranked[0].label]
     error = "" if best.stderr is None else f" ± {format_error(best.stderr)}"
     sentences = [_runner_up(question, ranked[0], ranked[1])] if len(ranked) > 1 else []
-    unknown = [run.label for run in runs if run.label not in losses]
-    if unknown:
-        sentences.append(f"No finite {question.metric} for {listed(unknown)}.")
+    unknown = [run for run in runs if run.label not in losses]
+    unscored = [run.label for run in unknown if not all(name in run.by_name for name in question.names)]
+    infinite = [run.label for run in unknown if run.label not in unscored]
+    if infinite:
+        sentences.append(f"No finite {question.metric} for {listed(infinite)}.")
+    if unscored:
+        sentences.append(f"{listed(unscored)} {'was' if len(unscored) == 1 else 'were'} not scored on it.")
+    every = {scored.name for run in runs for family in run.shifts.values() for scored in family}
+    if question.names and set(question.names) < every:
+        many = f"the {len(question.names)} shifted sets that all runs with shifts have"
+        sentences.append(f"Over {listed(question.names) if len(question.names) <= MOST_NAMED else many} alone.")
     base = baseline(runs)
-    gains = {run.label: question.gain(run, base) for run in runs if base and run is not base}
+    gains = {run.label: _gain(question, run, base) for run in runs if base and run is not base}
     return Answer(
         question=question.title,
         unit=question.unit,
@@ -94,8 +104,14 @@ def _answer(question: Question, runs: Sequence[Run]) -> Answer | None:
     )
 
 
+def _gain(question: Question, run: Run, other: Run) -> Gain | None:
+    gain = question.gain(run, other)
+    shown = [format_number(question.score(one).mean) for one in (run, other)]
+    return gain and replace(gain, level=shown[0] == shown[1])
+
+
 def _runner_up(question: Question, best: Run, second: Run) -> str:
-    gain = question.gain(best, second)
+    gain = _gain(question, best, second)
     extreme = "highest" if question.sign > 0 else "lowest"
     if gain is None:
         return f"The {extreme} {question.metric}; {second.label} comes next."
@@ -103,18 +119,11 @@ def _runner_up(question: Question, best: Run, second: Run) -> str:
     interval = f"95% interval {format_number(gain.low)} to {format_number(gain.high)}"
     if gain.verdict == "better":
         return f"The {extreme} {question.metric}, ahead of {second.label} by {size} ({interval})."
-    return (
-        f"The {extreme} {question.metric}, but {second.label} cannot be told apart from it: "
-        f"they differ by {size} ({interval})."
-    )
+    same = "is level with it to the digits shown" if gain.verdict == "level" else "cannot be told apart from it"
+    return f"The {extreme} {question.metric}, but {second.label} {same}: they differ by {size} ({interval})."
 
 
 def verdicts(answer: Answer) -> dict[str, list[str]]:
-    """Labels by verdict against the baseline, in the order better, not distinguishable, worse."""
-    order = ("better", "not distinguishable", "worse")
+    """Labels by verdict against the baseline, in the order better, level, not distinguishable, worse."""
+    order = ("better", "level", "not distinguishable", "worse")
     return {word: [label for label, gain in answer.against_baseline.items() if gain.verdict == word] for word in order}
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

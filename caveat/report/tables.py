@@ -1,7 +1,8 @@
 """Tables of the metrics: one row a run for people, one row a number for machines.
 
-The value for a shift family is the mean over its severities. Its standard error is the mean of theirs: an upper bound,
-reached when the same rows fail at every severity (they are the same images, so their errors are far from independent).
+The value for a shift family is the mean over its severities, of those that all runs with it have. Its standard error is
+the mean of theirs: an upper bound, reached when the same rows fail at every severity (they are the same images, so
+their errors are far from independent).
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from caveat.files import whole_file
 from caveat.report.runs import Run, Score, Scored
+from caveat.report.shared import clean_of, left_out, reference_notes, shared_names
 
 NOTHING = Score(None, None)
 
@@ -91,13 +94,16 @@ class Table:
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
     cells: tuple[tuple[Score, ...], ...]
+    notes: tuple[str, ...] = ()  # what is left out, and what beside methods differs from the reference
 
     def best(self, column: int) -> set[int]:
-        """The rows with the best value of a column; none where all are alike."""
-        loss = METRICS[self.columns[column].metric].loss
+        """The rows with the best value of a column, to the digits shown; none where all are alike."""
+        metric = self.columns[column].metric
         means = [cells[column].mean for cells in self.cells]
-        losses = {row: loss(mean) for row, mean in enumerate(means) if mean is not None}
-        best = {row for row in losses if math.isclose(losses[row], min(losses.values()), rel_tol=1e-6)}
+        losses = {row: METRICS[metric].loss(mean) for row, mean in enumerate(means) if mean is not None}
+        lowest = [row for row in losses if math.isclose(losses[row], min(losses.values()), rel_tol=1e-6)]
+        shown = {format_mean(metric, means[row]) for row in lowest}
+        best = {row for row in losses if format_mean(metric, means[row]) in shown}
         return best if len(best) < len(losses) else set()
 
 
@@ -108,12 +114,13 @@ def table(runs: Sequence[Run]) -> Table:
     columns += [Column(family, metric) for family in families(runs) for metric in CURVES[kind] + FIDELITY[kind]]
     columns += [Column(name, OUTSIDE[kind]) for name in outside_names(runs)]
     columns += [Column("cost", "seconds"), Column("cost", "stored_bytes")]
-    rows = [[_cell(run, column) for column in columns] for run in runs]
+    rows = [[_cell(runs, run, column) for column in columns] for run in runs]
     kept = [index for index in range(len(columns)) if any(row[index].mean is not None for row in rows)]
     return Table(
         labels=tuple(run.label for run in runs),
         columns=tuple(columns[index] for index in kept),
         cells=tuple(tuple(row[index] for index in kept) for row in rows),
+        notes=(*left_out(runs), *reference_notes(runs)),
     )
 
 
@@ -137,15 +144,19 @@ def mean_score(scored: Sequence[Scored], metric: str) -> Score:
     return Score(sum(means) / len(means), sum(errors) / len(errors) if len(errors) == len(scores) else None)
 
 
-def _cell(run: Run, column: Column) -> Score:
+def _cell(runs: Sequence[Run], run: Run, column: Column) -> Score:
     if column.group == "cost":
         value = run.info.get(column.metric)
         return Score(None if value is None else float(value), None)
+    clean = clean_of(runs, run)
     if column.group == "clean":
-        return run.clean.metrics.get(column.metric, NOTHING) if run.clean else NOTHING
+        return clean.metrics.get(column.metric, NOTHING) if clean else NOTHING
     if column.metric in OUTSIDE.values():
-        return run.by_name[column.group].metrics.get(column.metric, NOTHING) if column.group in run.by_name else NOTHING
-    return mean_score(run.shifts.get(column.group, ()), column.metric)
+        known = clean is not None and column.group in run.by_name
+        return run.by_name[column.group].metrics.get(column.metric, NOTHING) if known else NOTHING
+    if column.group not in run.shifts:
+        return NOTHING
+    return mean_score([run.by_name[name] for name in shared_names(runs, column.group)], column.metric)
 
 
 def format_number(value: float | None) -> str:
@@ -219,7 +230,8 @@ def format_text(table: Table, width: int = 100) -> str:
         if not blocks or len(blocks[-1][0]) + 2 + cell_width > width:
             blocks.append([name.ljust(label_width) for name in names])
         blocks[-1] = [f"{start}  {line}" for start, line in zip(blocks[-1], lines, strict=True)]
-    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
+    shown = ["\n".join(line.rstrip() for line in block) for block in blocks]
+    return "\n\n".join([*shown, *("\n".join(textwrap.wrap(note, width)) for note in table.notes)])
 
 
 def write_csv(runs: Sequence[Run], path: str | Path) -> Path:

@@ -116,6 +116,25 @@ def test_bad_calls_say_what_to_do() -> None:
         caveat.evaluate(posterior, {"clean": (x, y.float())}, progress=False)
     with pytest.raises(ValueError, match="NaN or infinity"):
         caveat.evaluate(posterior, {"clean": (x * float("nan"), y)}, progress=False)
+    with pytest.raises(ValueError, match=r"class_names has 2 names \(a, b\), but the posterior tells 3 classes apart"):
+        caveat.evaluate(posterior, {"clean": (x, y)}, class_names=("a", "b"), progress=False)
+
+
+def test_class_names_of_labels_and_of_numbers() -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    for likelihood, names, refused in (
+        (caveat.Bernoulli(), ("no", "yes"), False),
+        (caveat.Bernoulli(), ("a", "b", "c"), False),
+        (caveat.Bernoulli(), ("a", "b", "c", "d"), True),
+        (caveat.Gaussian(), ("a",), False),  # of no use, and no harm
+    ):
+        task = caveat.Task(nn.Linear(3, 3), (x, (x > 0).float()), likelihood)
+        posterior = caveat.fit(task, caveat.MAP(training=Training(epochs=1)), progress=False)
+        if not refused:
+            caveat.evaluate(posterior, {"clean": (x, (x > 0).float())}, class_names=names, progress=False)
+            continue
+        with pytest.raises(ValueError, match=f"class_names has {len(names)} name"):
+            caveat.evaluate(posterior, {"clean": (x, (x > 0).float())}, class_names=names, progress=False)
 
 
 def test_a_failure_leaves_earlier_results_as_they_are(tmp_path: Path) -> None:

@@ -255,6 +255,37 @@ def test_json_and_text() -> None:
     assert same.notes == ()
 
 
+def with_activation(posterior: Posterior, kind: type[nn.Module]) -> Posterior:
+    module = nn.Sequential(nn.Linear(1, 1), kind())
+    network = Network(module, posterior.network.likelihood, posterior.network.prior)
+    return Posterior(posterior.method, posterior.state, network, posterior.info)
+
+
+def test_another_activation_is_said() -> None:
+    ours, theirs = told(random_classes(3, 20, 4), Categorical()), told(random_classes(6, 20, 4), Categorical(), 2)
+    found = fidelity(with_activation(ours, nn.ReLU), with_activation(theirs, nn.SiLU), rows(20))
+    assert found.notes == ("the reference's activation is SiLU, the posterior's ReLU",)
+    assert not fidelity(with_activation(ours, nn.SiLU), with_activation(theirs, nn.SiLU), rows(20)).notes
+    assert not fidelity(ours, theirs, rows(20)).notes
+
+
+def test_notes_go_with_the_scores(tmp_path: Path) -> None:
+    ours, theirs = random_classes(3, 20, 4), random_classes(6, 20, 4, seed=1)
+    reference = told(theirs, Categorical(), 2, GaussianPrior(10.0))
+    places = {"folder": tmp_path / "run", "label": "mine", "progress": False}
+    scores = caveat.evaluate(told(ours, Categorical()), {"clean": rows(20)}, reference=reference, **places)
+    (note,) = scores.notes
+    assert note.startswith("the reference's prior is GaussianPrior(precision=10.0)")
+    assert f"note: {note}" in str(scores)
+    content = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert content["reference"] == {"chains": 2, "draws": 3, "notes": [note]}
+    runs = caveat.report.read(tmp_path)
+    assert runs[0].notes == (note,)
+    assert caveat.report.table(runs).notes == (f"Closeness of mine to the reference is not of methods alone: {note}.",)
+    alone = caveat.evaluate(told(ours, Categorical()), {"clean": rows(20)}, progress=False)
+    assert (alone.notes, "reference" in alone.content) == ((), False)
+
+
 def test_what_cannot_be_compared_is_refused() -> None:
     classes = told(random_classes(2, 5, 3), Categorical(), chains=2)
     with pytest.raises(ValueError, match=r"a posterior with chains, such as HMC, or a stored set, not a Told"):

@@ -1,6 +1,7 @@
 """The page of a bench: the verdicts first, the same numbers as the tables, plots that a browser draws and filters."""
 
 import csv
+import html
 import json
 import re
 import shutil
@@ -125,7 +126,7 @@ def test_the_page_of_images_has_every_section_and_the_verdicts_first(digits: Pat
     summary = text[text.index('id="summary"') : text.index('id="gains"')]
     for label in ("map", "swag", "last_layer_laplace"):
         assert re.search(
-            rf"<li class=\"\w+\" data-run=\"\d\"><b>{label}</b> is (better|worse|not distinguishable)", summary
+            rf"<li class=\"\w+\" data-run=\"\d\"><b>{label}</b> is (better|worse|level|not distinguishable)", summary
         )
     assert "With 2 seeds little can be said" in summary
     assert "[methods.swag]" in text
@@ -289,6 +290,27 @@ def test_what_failed_is_said_and_colours_stay(toys: Path, tmp_path: Path) -> Non
         "laplace has the same number on both data sets"
     )
     assert len(plane.done) == 3
+
+
+def test_warnings_and_notes_stand_beside_what_they_touch(digits: Path, tmp_path: Path) -> None:
+    assert "the reference's" not in report.write(digits).read_text(encoding="utf-8"), "the same network and prior"
+
+    out, note = change(digits, tmp_path / "out", lambda index: None), "the reference's prior is another"
+    for cell in read_json(out / "bench.json")["cells"]:
+        path = out / cell["folder"] / "metrics.json"
+        content = read_json(path)
+        if cell["method"] == "map_tempered":
+            content["info"]["warnings"] = [HOSTILE]
+        content["reference"]["notes"] = [note]
+        write_json(path, content)
+    text = report.write(out).read_text(encoding="utf-8")
+    summary = text[text.index('id="summary"') : text.index('id="gains"')]
+    assert "Fits with warnings: map_tempered (1)" in summary
+    assert f"All verdicts are against map_tempered, which says: {html.escape(HOSTILE)}" in summary
+    near = text[text.index('id="fidelity"') : text.index('id="gallery"')]
+    labels = "map, map_tempered, swag and last_layer_laplace"
+    assert f"Closeness of {labels} to the reference is not of methods alone: {html.escape(note)}." in near
+    assert HOSTILE not in text
 
 
 def test_without_a_baseline_nothing_is_claimed(toys: Path, tmp_path: Path) -> None:

@@ -170,3 +170,40 @@ def test_hostile_names_run_nothing_in_the_browser(classification, change_metrics
 @pytest.mark.browser
 def test_regression_plots_are_drawn(regression, rendered):
     rendered(write(regression))
+
+
+def test_what_is_left_out_is_said_beside_answers_and_table(classification, change_metrics):
+    change_metrics(classification / "swag", lambda content: content["data"].pop(3))
+    text = " ".join(opened(write(classification)).text)
+    assert text.count("rotated: means are over 15 and 30, which all runs with this shift have; 60 is left out.") == 2
+    assert "rotated, severities that all runs have" in text
+
+
+def test_a_run_on_other_clean_data_stands_alone(classification, change_metrics):
+    def other(content):
+        content["data"][0].update(name="holdout", family="holdout")
+        content["data"][1:4] = []
+
+    change_metrics(classification / "swag", other)
+    assert "SWAG was scored on holdout instead" in " ".join(opened(write(classification)).text)
+
+
+PROBE = """<script>addEventListener("load", () => setTimeout(() => {
+  const broken = [...document.querySelectorAll(".card tbody td:nth-child(2)")].filter((cell) => {
+    const range = document.createRange(), text = cell.firstChild, start = text.data.indexOf(" ") + 1;
+    range.setStart(text, start);
+    range.setEnd(text, text.length);
+    return range.getClientRects().length > 1;
+  });
+  const root = document.documentElement;
+  root.setAttribute("data-probe", `${broken.length} words broken, ${root.scrollWidth - root.clientWidth} too wide`);
+}, 2000))</script>"""
+
+
+def test_words_are_whole_and_only_tables_scroll(classification, change_metrics, rendered):
+    for folder in ("map", "deep_ensemble", "swag"):
+        names = ["hippopotamus", "triangle", "square", "salamander"]
+        change_metrics(classification / folder, lambda content, names=names: content.update(class_names=names))
+    path = write(classification)
+    path.write_text(path.read_text(encoding="utf-8") + PROBE, encoding="utf-8")
+    assert 'data-probe="0 words broken, 0 too wide"' in rendered(path)

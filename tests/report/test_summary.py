@@ -1,5 +1,6 @@
-from caveat.report import read
-from caveat.report.summary import answers, listed, verdicts
+from caveat.report import read, table
+from caveat.report.shared import listed
+from caveat.report.summary import answers, verdicts
 
 
 def test_the_best_run_and_its_lead_are_named(classification):
@@ -16,7 +17,7 @@ def test_a_tie_is_called_a_tie(classification):
     base, _, same = read(classification)
     (clean, *_) = answers([base, same])
     assert "cannot be told apart" in clean.sentence
-    assert verdicts(clean) == {"better": [], "not distinguishable": ["SWAG"], "worse": []}
+    assert verdicts(clean) == {"better": [], "level": [], "not distinguishable": ["SWAG"], "worse": []}
 
 
 def test_worse_than_the_baseline_is_said(classification, change_metrics):
@@ -50,3 +51,35 @@ def test_regression_is_compared_by_likelihood(regression):
 
 def test_lists_read_like_sentences():
     assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+def test_the_answer_under_shift_is_over_what_all_runs_have(classification, change_metrics):
+    change_metrics(classification / "map", lambda content: content["data"].pop(3))
+    runs = read(classification)
+    shifted = answers(runs)[1]
+    key = [column.key for column in table(runs).columns].index("rotated.nll")
+    means = {label: cells[key].mean for label, cells in zip(table(runs).labels, table(runs).cells, strict=True)}
+    assert shifted.value.startswith(f"NLL {means[shifted.best]:.3f}"), "the same number as in the table"
+    assert means[shifted.best] == min(means.values())
+
+
+def test_a_run_that_was_not_scored_there_is_named(classification, change_metrics):
+    for _ in range(3):
+        change_metrics(classification / "swag", lambda content: content["data"].pop(1))
+    shifted = answers(read(classification))[1]
+    assert shifted.question == "Under shift"
+    assert "SWAG was not scored on it." in shifted.sentence
+
+
+def test_a_difference_that_does_not_show_is_level(classification, change_metrics):
+    for run, nll in (("map", 0.26941), ("deep_ensemble", 0.26938)):
+        change_metrics(classification / run, lambda c, nll=nll: c["data"][0]["metrics"]["nll"].update(mean=nll))
+    clean = answers(read(classification)[:2])[0]
+    assert clean.against_baseline["Deep ensemble"].low > 0, "the rows tell them apart"
+    assert verdicts(clean) == {"better": [], "level": ["Deep ensemble"], "not distinguishable": [], "worse": []}
+    assert "MAP is level with it to the digits shown" in clean.sentence
+
+
+def test_a_shift_that_not_all_runs_have_is_not_in_the_answer(classification, change_metrics):
+    change_metrics(classification / "swag", lambda content: content["data"].pop(3))
+    assert "Over rotated 15 and rotated 30 alone." in answers(read(classification))[1].sentence

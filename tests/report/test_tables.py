@@ -67,6 +67,16 @@ def test_a_column_without_differences_has_no_best(regression):
     assert found.best([column.key for column in found.columns].index("crps")) == set()
 
 
+def test_what_is_equal_to_the_digits_shown_is_equally_good(classification, change_metrics):
+    for run, nll in (("map", 0.26941), ("swag", 0.26938), ("deep_ensemble", 0.5)):
+        change_metrics(classification / run, lambda c, nll=nll: c["data"][0]["metrics"]["nll"].update(mean=nll))
+    found = table(read(classification))
+    nll = [column.key for column in found.columns].index("nll")
+    assert found.best(nll) == {0, 2}
+    change_metrics(classification / "deep_ensemble", lambda c: c["data"][0]["metrics"]["nll"].update(mean=0.26944))
+    assert table(read(classification)).best(nll) == set()
+
+
 def test_one_run_is_not_called_best(binary):
     found = table(read(binary))
     assert all(found.best(index) == set() for index in range(len(found.columns)))
@@ -123,3 +133,50 @@ def test_csv_is_tidy(classification, tmp_path):
 )
 def test_numbers_a_person_reads(written, expected):
     assert written == expected
+
+
+def drop(number):
+    """Takes a data set out of a run, as if it had not been scored on it."""
+    return lambda content: content["data"].pop(number)
+
+
+def test_a_shift_is_averaged_over_the_severities_that_all_runs_have(classification, change_metrics):
+    change_metrics(classification / "swag", drop(3))  # 60 degrees
+    runs = read(classification)
+    for run in runs:
+        two = [scored.metrics["nll"].mean for scored in run.shifts["rotated"][:2]]
+        assert cell(runs, run.label, "rotated.nll").mean == pytest.approx(sum(two) / 2)
+    (note,) = table(runs).notes
+    assert note == "rotated: means are over 15 and 30, which all runs with this shift have; 60 is left out."
+    assert note in " ".join(format_text(table(runs), width=40).split())
+    assert table(read(classification)[:2]).notes == (), "those two have the same"
+
+
+def test_a_run_without_a_shift_takes_it_from_no_other(classification, change_metrics):
+    for _ in range(3):
+        change_metrics(classification / "swag", drop(1))
+    runs = read(classification)
+    assert cell(runs, "SWAG", "rotated.nll").mean is None
+    three = [scored.metrics["nll"].mean for scored in runs[0].shifts["rotated"]]
+    assert cell(runs, "MAP", "rotated.nll").mean == pytest.approx(sum(three) / 3)
+    assert table(runs).notes == ("rotated: not scored for SWAG.",)
+
+
+def test_runs_that_share_no_severity_are_not_averaged(classification, change_metrics):
+    for _ in range(2):
+        change_metrics(classification / "swag", drop(2))
+    change_metrics(classification / "map", drop(1))
+    runs = read(classification)
+    assert not any(column.group == "rotated" for column in table(runs).columns)
+    assert table(runs).notes == (
+        "rotated: no severity is one that all runs with this shift have, so there is no mean.",
+    )
+
+
+def test_clean_data_of_another_name_are_not_compared(classification, change_metrics):
+    change_metrics(classification / "swag", lambda c: c["data"][0].update(name="holdout", family="holdout"))
+    for _ in range(3):
+        change_metrics(classification / "swag", drop(1))
+    runs = read(classification)
+    assert cell(runs, "SWAG", "nll").mean is None
+    assert table(runs).notes[0] == "clean: SWAG was scored on holdout instead, which is left out."
