@@ -1,5 +1,6 @@
 """From a task and a method to a posterior: the start, the checks before the work, the cost after it."""
 
+import contextlib
 import copy
 import dataclasses
 import importlib
@@ -71,6 +72,8 @@ def fit(
     partial, identity = None, {}
     if target is not None:
         partial = target.with_name(f"{target.name}.partial")
+        if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
+            raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
         identity = {"method": type(method).__name__, "knobs": describe(method), "seed": seed}
         identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
     label = type(method).__name__
@@ -82,7 +85,8 @@ def fit(
             state, info = method.fit(task, begin, run)
     except BaseException:  # a Ctrl-C too
         if partial is not None and ranks.first and not any(partial.rglob("*.safetensors")):
-            run.discard()  # nothing is in it that another call could go on from
+            with contextlib.suppress(OSError):  # the error that is raised is the fit's
+                run.discard()  # nothing is in it that another call could go on from
         raise
     posterior = _finished(method, state, info, task, run)
     if target is not None and ranks.first:

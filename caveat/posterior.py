@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ __all__ = ["Posterior", "load"]
 
 # A module holds the weights of a draw while it runs, and torch's one generator the draw's seed: threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
+if hasattr(os, "register_at_fork"):  # the thread that holds it is not in the child
+    os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)  # type: ignore[attr-defined]
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
 
 

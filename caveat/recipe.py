@@ -58,7 +58,8 @@ class Recipe:
         if ".py:" in model:
             path, function = model.rsplit(":", 1)
             model = f"{Path(path).resolve()}:{function}"
-        source = str(Path(source).resolve()) if Path(source).exists() else source
+        own = own_path(source)
+        source = source if own is None else str(own.resolve())
         return Recipe(source, model, name, shape, width, data.class_names, data.preprocessing)
 
     def module(self, seed: int) -> nn.Module:
@@ -97,8 +98,10 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     content = read_json(folder / "posterior.json")["note"].get("recipe")
     if content is None:
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
-    lists = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
-    recipe = Recipe(**(content | lists | {"model": model or _found(folder, content["model"])}))
+    lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
+    if ".py:" in content["model"]:  # those of the package are where they were
+        lists["model"] = model or _found(folder, content["model"])
+    recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
 
@@ -109,8 +112,13 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     columns = tuple(recipe.preprocessing.get("columns", ()))
     known = Known(columns, recipe.preprocessing.get("target"), "classes" if recipe.class_names else "numbers")
     data = load(name, data_dir) if path is None else read_own(path, 0, known)
+    if path is not None and not _prepared_alike(recipe, data):
+        # Of the raw values: in single precision an outlier among the rows would have rounded the others away.
+        known = known._replace(prepared=lambda raw: prepare(_shaped(recipe, raw, name, path), recipe.preprocessing))
+        data = read_own(path, 0, known)
+        data = replace(data, preprocessing=recipe.preprocessing | data.preprocessing)
     train, test = (
-        TensorDataset(_as_known(recipe, x, data.preprocessing, name), _targets(recipe, y, data, name))
+        TensorDataset(_as_known(recipe, x, data, name), _targets(recipe, y, data, name))
         for x, y in (data.train.tensors, data.test.tensors)
     )
     origin = {k: v for k, v in data.preprocessing.items() if k in ("source", "split", "columns", "target")}
@@ -138,12 +146,12 @@ def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inpu
     files: tuple[str, ...] = ()
     if path is None:
         data = load(name, data_dir)
-        x = _as_known(recipe, data.test.tensors[0], data.preprocessing, name)
+        x = _as_known(recipe, data.test.tensors[0], data, name)
     else:
         if path.suffix == ".csv" and len(recipe.input_shape) != 1:
             raise ValueError(f"{name}: a table, but a row of the posterior's data has shape {list(recipe.input_shape)}")
         raw, files = read_own_inputs(path, recipe.preprocessing.get("columns", ()), recipe.input_shape[0])
-        x = prepare(_shaped(recipe, raw, name), recipe.preprocessing)
+        x = prepare(_shaped(recipe, raw, name, path), recipe.preprocessing)
     finite = x.flatten(1).isfinite().all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
@@ -152,17 +160,29 @@ def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inpu
     return Inputs(Rows(TensorDataset(x), needs_targets=False), files)
 
 
-def _as_known(recipe: Recipe, x: Tensor, preprocessing: dict[str, Any], name: str) -> Tensor:
-    same = all(preprocessing.get(key) == recipe.preprocessing.get(key) for key in ("pixel_range", "mean", "std"))
-    if same and tuple(x.shape[1:]) == recipe.input_shape:
+def _prepared_alike(recipe: Recipe, data: DataSet) -> bool:
+    same = (data.preprocessing.get(key) == recipe.preprocessing.get(key) for key in ("pixel_range", "mean", "std"))
+    return all(same) and tuple(data.test.tensors[0].shape[1:]) == recipe.input_shape
+
+
+def _as_known(recipe: Recipe, x: Tensor, data: DataSet, name: str) -> Tensor:
+    if _prepared_alike(recipe, data):
         return x
-    return prepare(_shaped(recipe, unprepare(x, preprocessing), name), recipe.preprocessing)
+    return prepare(_shaped(recipe, unprepare(x, data.preprocessing), name, None), recipe.preprocessing)
 
 
-def _shaped(recipe: Recipe, x: np.ndarray, name: str) -> np.ndarray:
+def _shaped(recipe: Recipe, x: np.ndarray, name: str, path: Path | None) -> np.ndarray:
+    """Raw inputs in the shape and, where they are pixels, in the units of the posterior's data."""
     wanted = recipe.input_shape
     if x.ndim == 4 and x.shape[1:] == (1, *wanted[1:]) and wanted[0] == 3:  # grey among colours, as in training
         x = np.repeat(x, 3, axis=1)
+    low, high = recipe.preprocessing.get("pixel_range", (0.0, 1.0))
+    if path is not None and path.is_dir():  # bytes, whatever units the posterior's pixels had
+        x = x if (low, high) == (0.0, 255.0) else x / 255 * (high - low) + low
+    elif x.ndim == 4 and x.size:
+        top = float(np.abs(x).max())
+        if (top <= 1 and high > 10 and bool((x != np.round(x)).any())) or top > 10 * max(abs(low), abs(high)):
+            raise ValueError(f"{name}: pixels go to {top:g}, those of the posterior's data from {low:g} to {high:g}")
     if x.shape[1:] != wanted:
         raise ValueError(f"{name}: a row has shape {list(x.shape[1:])}, the posterior's data have {list(wanted)}")
     return x

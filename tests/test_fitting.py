@@ -1,7 +1,9 @@
 """What a fit starts from, and how it goes on after a kill."""
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 
 import caveat
 from caveat import Training
+from caveat import posterior as posterior_module
 
 
 def task(precision: float = 1.0, seed: int = 0) -> caveat.Task:
@@ -273,3 +276,33 @@ def test_answers_too_large_for_the_memory_are_refused_with_what_to_do(monkeypatc
     monkeypatch.setattr(caveat.Laplace, "moments", full)
     with pytest.raises(MemoryError, match=r"too little memory for inputs of shapes \[\(1024, 2\)\]: take fewer"):
         posterior.moments(x)
+
+
+def test_a_folder_that_is_no_unfinished_fit_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "out.partial" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(FileExistsError, match="is not an unfinished fit"):
+        caveat.fit(task(), caveat.MAP(training=caveat.Training(epochs=1)), folder=tmp_path / "out", progress=False)
+    assert notes.read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_process_predicts_while_its_parent_does() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with posterior_module._ONE_AT_A_TIME:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if posterior_module._ONE_AT_A_TIME.acquire(timeout=5) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    thread.join()

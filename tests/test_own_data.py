@@ -402,3 +402,56 @@ def test_classes_of_a_named_set_in_a_file(tmp_path: Path, capsys: pytest.Capture
     y = bunch.target_names[bunch.target]
     np.savez(tmp_path / "mine.npz", x_train=bunch.data, y_train=y, x_test=bunch.data[:50], y_test=y[:50])
     assert accuracy(capsys, tmp_path / "p", tmp_path / "mine.npz") > 0.9
+
+
+def test_pixels_of_other_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The digits' own pixels run from 0 to 16, those of image files from 0 to 255."""
+    from sklearn.datasets import load_digits
+
+    assert run(capsys, "fit", "map", "--data", "digits", "--out", tmp_path / "p", *TRAINED)[0] == 0
+    digits = load_digits()
+    for index, (pixels, label) in enumerate(zip(digits.images[:200], digits.target, strict=False)):
+        where = tmp_path / "pngs" / str(label)
+        where.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels / 16 * 255).round().astype(np.uint8)).save(where / f"{index}.png")
+    x, y = digits.images[:100, None], digits.target[:100]
+    parts = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    np.savez(tmp_path / "raw.npz", **parts)
+    np.savez(tmp_path / "unit.npz", **(parts | {"x_train": x / 16, "x_test": x / 16}))
+    assert accuracy(capsys, tmp_path / "p", tmp_path / "pngs") > 0.95
+    assert accuracy(capsys, tmp_path / "p", tmp_path / "raw.npz") > 0.95
+    out = tmp_path / "r"
+    code, _, err = run(
+        capsys, "evaluate", "--posteriors", tmp_path / "p", "--data", tmp_path / "unit.npz", "--out", out
+    )
+    assert (code, "pixels go to 1, those of the posterior's data from 0 to 16" in err) == (1, True)
+
+
+def test_an_outlier_leaves_other_rows_as_they_are(
+    line: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"a": i / 10, "b": -(i % 7), "y": 3 * i / 10 + 0.25} for i in range(60)]
+    clean = table(tmp_path / "clean.csv", rows, "a,b,y")
+    scores = []
+    for broken in range(60):  # one of the rows that are not scored, most likely
+        rows[broken]["b"] = 1e9
+        data = table(tmp_path / "broken.csv", rows, "a,b,y")
+        out = tmp_path / f"r{broken}"
+        command = ["evaluate", "--posteriors", line, "--out", out, "--quiet", "--json", "--data"]
+        scores = [
+            json.loads(run(capsys, *command[:4], f"{out}-{source.stem}", *command[5:], source)[1])["map"]["clean"]
+            for source in (clean, data)
+        ]
+        if scores[1]["rmse"] < 1e6:
+            break
+        rows[broken]["b"] = -(broken % 7)
+    assert scores[1]["rmse"] == pytest.approx(scores[0]["rmse"], rel=1e-4)
+
+
+def test_a_name_is_a_name_whatever_folder_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert run(capsys, "fit", "map", "--data", "digits", "--out", "p", "--training.epochs", "1", "--quiet")[0] == 0
+    assert run(capsys, "predict", "--posterior", "p", "--out", "o.npz", "--quiet")[0] == 0

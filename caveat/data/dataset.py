@@ -12,6 +12,7 @@ json.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -75,15 +76,16 @@ def assemble(
     *,
     pixel_range: tuple[float, float] | None = None,
     standardise: bool = True,
+    prepared: Callable[[Array], Tensor] | None = None,
 ) -> DataSet:
     """Check, standardise and wrap `arrays`; `provenance` says where they came from (`source`) and how they were split.
 
     Inputs of rank 4 are images: `pixel_range` is what maps to [0, 1], by default 0..255 for bytes and otherwise the
-    range of the training pixels.
+    range of the training pixels. With `prepared` raw inputs become what it makes of them, and nothing else is done.
     """
     source = provenance["source"]
     _check(arrays, source)
-    images = arrays.x_train.ndim == 4
+    images = arrays.x_train.ndim == 4 and prepared is None
     train, test = (torch.from_numpy(x.astype(_working_dtype(x), order="C")) for x in (arrays.x_train, arrays.x_test))
     done = dict(provenance)
     if images:
@@ -91,7 +93,9 @@ def assemble(
         for x in (train, test):
             x.sub_(low).div_(high - low)
         done["pixel_range"] = [low, high]
-    if standardise:
+    if prepared is not None:
+        train, test = prepared(arrays.x_train), prepared(arrays.x_test)
+    elif standardise:
         done |= _standardise(train, test, over=(0, 2, 3) if images else (0,))
     if images:
         done["black"] = [-mean / std for mean, std in zip(done["mean"], done["std"], strict=True)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caveat.data.dataset import Array, Arrays, DataSet, assemble, random_split
+from caveat.data.dataset import Array, Arrays, DataSet, Likelihood, assemble, random_split
 from caveat.data.readers import read_image_folder, read_images, read_npz_inputs, read_npz_pair
 from caveat.data.tables import MAX_CLASSES, Known, read_csv, read_csv_inputs
 
@@ -100,7 +100,8 @@ def _from_rows(path: Path, seed: int, known: Known) -> DataSet:
         arrays = random_split(x, y, seed, stratify=bool(class_names))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return assemble(path.stem, arrays, "categorical" if class_names else "gaussian", class_names, provenance)
+    likelihood: Likelihood = "categorical" if class_names else "gaussian"
+    return assemble(path.stem, arrays, likelihood, class_names, provenance, prepared=known.prepared)
 
 
 def _from_npz(path: Path, known: Known) -> DataSet:
@@ -108,13 +109,16 @@ def _from_npz(path: Path, known: Known) -> DataSet:
     provenance = {"source": str(path), "split": "published"}
     numbers = y_train.dtype.kind == "f" if known.kind is None else known.kind == "numbers"
     if numbers:
-        return assemble(path.stem, Arrays(x_train, y_train, x_test, y_test), "gaussian", (), provenance)
+        return assemble(
+            path.stem, Arrays(x_train, y_train, x_test, y_test), "gaussian", (), provenance, prepared=known.prepared
+        )
     if y_train.size != len(y_train) or y_test.size != len(y_test):
         raise ValueError(f"{path}: y_train has shape {y_train.shape}; class labels are one a row, numbers are floats")
     values = np.unique(np.concatenate([y_train.ravel(), y_test.ravel()]))
     indices: list[Array] = [np.searchsorted(values, y.ravel()) for y in (y_train, y_test)]
     arrays = Arrays(x_train, indices[0], x_test, indices[1])
-    return assemble(path.stem, arrays, "categorical", tuple(str(value) for value in values), provenance)
+    names = tuple(str(value) for value in values)
+    return assemble(path.stem, arrays, "categorical", names, provenance, prepared=known.prepared)
 
 
 def _from_split_folder(path: Path, known: Known) -> DataSet:
@@ -126,4 +130,5 @@ def _from_split_folder(path: Path, known: Known) -> DataSet:
         np.array([class_names.index(name) for name in part.class_names])[part.y] for part in (train, test)
     )
     arrays = Arrays(train.x, y_train, test.x, y_test)
-    return assemble(path.stem, arrays, "categorical", class_names, {"source": str(path), "split": "published"})
+    provenance = {"source": str(path), "split": "published"}
+    return assemble(path.stem, arrays, "categorical", class_names, provenance, prepared=known.prepared)

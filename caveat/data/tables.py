@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from caveat.data.dataset import Array
 
@@ -21,6 +22,7 @@ class Known(NamedTuple):
     columns: tuple[str, ...] = ()  # the inputs of a csv, in this order; else all but the target
     target: str | None = None  # the target of a csv; else the last column
     kind: Kind | None = None  # of the targets; else by their values
+    prepared: Callable[[Array], Tensor] | None = None  # raw inputs as the posterior takes them; else standardised anew
 
 
 class Table(NamedTuple):

@@ -124,8 +124,8 @@ class Pattern:
             indices = self.indices.numpy().astype(np.int32, copy=False)
             found = make(self.geometry.shape, self.geometry.groups, indices, grid)
         self._structures[key] = found  # the last used one is the last
-        if len(self._structures) > _STRUCTURES:
-            del self._structures[next(iter(self._structures))]
+        for old in list(self._structures)[:-_STRUCTURES]:  # a copy: other threads may be here, too
+            self._structures.pop(old, None)
         return found
 
 

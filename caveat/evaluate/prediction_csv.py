@@ -16,7 +16,10 @@ def write_prediction_csv(path: Path, arrays: Mapping[str, np.ndarray]) -> list[s
     rows = arrays["rows"]
     columns = {"file": arrays["files"][rows]} if "files" in arrays else {"row": rows}
     columns |= _classes(arrays) if "probs" in arrays else _numbers(arrays)
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with (
+        whole_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))

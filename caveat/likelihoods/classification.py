@@ -61,13 +61,13 @@ class Categorical(NothingLearned):
                 f"{tuple(positions)}, got {shape_of(targets)}: reshape the labels or change class_axis"
             )
         first = outputs[:1].double()
-        if classes > 1 and len(first) and bool((first >= 0).all()):
-            rounding = 1e-5 if outputs.dtype in (torch.float32, torch.float64) else 1e-2
-            if bool(((first.sum(self.class_axis) - 1).abs() < rounding).all()):
-                raise ValueError(
-                    "the outputs of the first row are probabilities, and Categorical takes logits: leave the softmax "
-                    "at the network's end out"
-                )
+        fine = outputs.dtype in (torch.float32, torch.float64)  # in half precision other numbers may sum to one, too
+        sums = (first.sum(self.class_axis) - 1).abs() < 1e-5
+        if fine and classes > 1 and len(first) and bool((first >= 0).all()) and bool(sums.all()):
+            raise ValueError(
+                "the outputs of the first row are probabilities, and Categorical takes logits: leave the softmax "
+                "at the network's end out"
+            )
         if self.class_weights is not None and len(self.class_weights) != classes:
             raise ValueError(
                 f"Categorical has {len(self.class_weights)} class weights, but the network has {classes} outputs: "

@@ -190,9 +190,10 @@ class SSVI:
         reached = kept_density(channels, kept, weights)
         if abs(reached / self.density - 1) > 0.2:
             near = f"whole channels come as near to density={self.density} as {reached:.3g}"
-            whole = _stay_whole(channels, sizes) if reached > self.density else []
-            if whole:  # the others, one channel each, would be bottlenecks that save nothing
-                named = "; ".join([*whole[:5], *(["and others"] if len(whole) > 5 else [])])
+            whole = _stay_whole(channels, sizes) if reached > self.density else {}
+            # The others, one channel each, would be bottlenecks that save nothing.
+            if sum(sizes[name] for name in whole) > self.density * sum(sizes.values()):
+                named = "; ".join([*[*whole.values()][:5], *(["and others"] if len(whole) > 5 else [])])
                 raise ValueError(
                     f"{near}: some layers keep all of them ({named}); use structure='unstructured', or a higher density"
                 )
@@ -233,16 +234,16 @@ class SSVI:
     update = no_update
 
 
-def _stay_whole(channels: Channels, layers: Iterable[str]) -> list[str]:
-    """Those layers that keep all of their channels, with the reason where one is known.
+def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:
+    """Those layers that keep all of their channels, each with its name and the reason where one is known.
 
     Of a layer that makes the network's outputs this says nothing, where it reads fewer inputs.
     """
-    found = []
+    found = {}
     for name in layers:
         why = channels.whole.get(name)
         if weight_name(name) not in channels.weights or why not in (None, OUTPUTS):
-            found.append(name if why is None else f"{name}: {why}")
+            found[name] = name if why is None else f"{name}: {why}"
     return found
 
 
