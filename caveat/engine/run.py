@@ -70,8 +70,8 @@ class Run:
         if (self.folder / "run.json").exists():
             claimed = read_json(self.folder / "run.json")["identity"]
             own = json.loads(json.dumps(self.identity))  # as it would be read
-            if "method" in claimed and "knobs" not in claimed:  # begun when both were one entry
-                claimed |= {"method": own.get("method"), "knobs": claimed["method"]}
+            if "knobs" in own and "knobs" not in claimed:  # begun when method and knobs were one entry
+                claimed |= {"method": own["method"], "knobs": claimed.get("method")}
             different = sorted(key for key in claimed.keys() | own.keys() if claimed.get(key) != own.get(key))
             if different:
                 told = f"{self.folder} holds an unfinished fit with {_told(different)}"

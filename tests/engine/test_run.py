@@ -234,3 +234,11 @@ def test_info_says_how_each_layer_is_treated() -> None:
     assert (info.diagnostics, info.warnings) == ({"rank": 2}, ["beware"])
     assert Run().info(Network(nn.Linear(1, 1), Categorical()), "MAP").coverage[0]["layer"] == "(module)"
     assert Info(**json.loads(json.dumps(vars(info)))) == info
+
+
+def test_a_fit_begun_when_method_and_knobs_were_one_entry_goes_on(tmp_path: Path) -> None:
+    Run(3, folder=tmp_path, identity={"method": "the knobs", "seed": 3}, progress=False).checkpoint(carry(1), {})
+    again = Run(3, folder=tmp_path, identity={"method": "MAP", "knobs": "the knobs", "seed": 3}, progress=False)
+    assert again.resume() is not None
+    with pytest.raises(ValueError, match="other knobs of the method"):
+        Run(3, folder=tmp_path, identity={"method": "MAP", "knobs": "others", "seed": 3}, progress=False)
