@@ -353,7 +353,8 @@ def test_stopped_half_way_and_started_again(jobs: int, how: signal.Signals, tabl
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(how)
-    assert process.wait() == (130 if how == signal.SIGINT else -signal.SIGKILL), printed.read_text()
+    # A Ctrl-C in the middle of an import may leave nothing but a failed import: then the exit status is 1.
+    assert process.wait() in ((130, 1) if how == signal.SIGINT else (-signal.SIGKILL,)), printed.read_text()
     time.sleep(0.3)  # workers notice that nobody is there, and end
     before = stamps(out)
     assert 2 <= len(before) < 8
