@@ -511,20 +511,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        from caveat.bench.cells import was_interrupted
-
-        if was_interrupted(error):
-            print(_stopped(parsed.verb), file=sys.stderr)
-            return 130
-        if not isinstance(error, EXPECTED):
-            raise
+    except (ValueError, TypeError, KeyError, OSError, MemoryError, ArithmeticError, ImportError, RuntimeError) as error:
         print(f"error: {_reason(error)}", file=sys.stderr)
         return 1
     return 0
-
-
-EXPECTED = (ValueError, TypeError, KeyError, OSError, MemoryError, ArithmeticError, ImportError, RuntimeError)
 
 
 def _reason(error: Exception) -> str:

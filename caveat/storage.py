@@ -8,9 +8,11 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import signal
 import tempfile
+import threading
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,22 @@ def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
         numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have a Ctrl-C wait: inside safetensors it is swallowed, and a whole file then looks like a broken one."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
+
+
 def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> State:
     """Read grouped tensors (large ones memory-mapped on the CPU) after checking the file against its digest."""
     if not path.is_file():
@@ -162,7 +180,7 @@ def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> S
     if _digest(path) != digest:
         raise CorruptFile(f"{path} is cut or was changed after it was written: its digest does not match")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with _uninterrupted(), safe_open(path, framework="pt", device=str(device)) as file:
             # Draws depend on the order, which the format does not keep; a clone is aligned, so sums round as before.
             state: State = {}
             for group, names in json.loads(file.metadata()["groups"]).items():

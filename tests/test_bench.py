@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from caveat import bench
-from caveat.bench.cells import Place, task_of, was_interrupted
+from caveat.bench.cells import Place, task_of
 from caveat.bench.compare import comparisons, ranks
 from caveat.bench.grid import cells_of, evaluation_key
 from caveat.bench.guards import guard_text, guards
@@ -340,21 +340,18 @@ def test_stopped_half_way_and_started_again(jobs: int, how: signal.Signals, tabl
     more = "[methods.deep_ensemble]\nmembers = 3\ntraining.epochs = 200\n"
     file, out = write(tmp_path / "tiny.toml", table, epochs=200, more=more), tmp_path / "out"
     command = [sys.executable, "-m", "caveat.cli", "bench", str(file), "--out", str(out), "--jobs", str(jobs)]
-    printed = tmp_path / "printed"
-    with printed.open("w") as file_of_output:
-        process = subprocess.Popen(
-            command,
-            stdout=file_of_output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
-        )
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    )
     deadline = time.monotonic() + 300
     while len(stamps(out)) < 2 and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(how)
-    # A Ctrl-C in the middle of an import may leave nothing but a failed import: then the exit status is 1.
-    assert process.wait() in ((130, 1) if how == signal.SIGINT else (-signal.SIGKILL,)), printed.read_text()
+    assert process.wait() == (130 if how == signal.SIGINT else -signal.SIGKILL)
     time.sleep(0.3)  # workers notice that nobody is there, and end
     before = stamps(out)
     assert 2 <= len(before) < 8
@@ -556,17 +553,3 @@ def test_a_model_file_is_known_by_its_content(tmp_path: Path) -> None:
         keys.append((cell.name, evaluation_key(experiment, cell)))
     assert keys[0] == keys[1]
     assert keys[0][0] != keys[2][0]
-
-
-def test_an_interrupt_that_became_another_error_stops_all_cells() -> None:
-    def made_of(cause: BaseException) -> Exception:
-        try:
-            raise cause
-        except BaseException as error:
-            try:
-                raise ImportError("half of a module") from error
-            except ImportError as found:
-                return found
-
-    assert was_interrupted(made_of(KeyboardInterrupt()))
-    assert not was_interrupted(made_of(ValueError("no")))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -392,3 +393,23 @@ def test_every_tensor_begins_where_its_type_may(tmp_path: Path) -> None:
     assert all(header[f"a/{name}"]["data_offsets"][0] % t.element_size() == 0 for name, t in state["a"].items())
     with pytest.raises(ValueError, match=r"a/c \(torch.complex64\) is of a type that files do not hold"):
         write_state(tmp_path / "c.safetensors", {"a": {"c": torch.ones(2, dtype=torch.complex64)}})
+
+
+def test_an_interrupt_while_a_file_is_read_is_no_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors swallows it; it is raised when the file has been read."""
+    digest = storage.write_state(tmp_path / "s.safetensors", {"a": {"x": torch.ones(3)}})
+    opened = storage.safe_open
+
+    def interrupted(*given: object, **named: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return opened(*given, **named)
+
+    monkeypatch.setattr(storage, "safe_open", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            storage.read_state(tmp_path / "s.safetensors", digest)
+        assert caught.value.__context__ is None, "the file was read to its end"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

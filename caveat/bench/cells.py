@@ -36,7 +36,7 @@ from caveat.rows import Rows
 from caveat.storage import FORMAT, write_arrays, write_json
 from caveat.task import Task
 
-__all__ = ["Outcome", "Place", "record_failure", "run_cell", "task_of", "was_interrupted"]
+__all__ = ["Outcome", "Place", "record_failure", "run_cell", "task_of"]
 
 _TIMED_ROWS = 512  # predicted to see how long a row takes
 
@@ -67,8 +67,6 @@ def run_cell(experiment: Experiment, cell: Cell, place: Place) -> Outcome:
     try:
         result = _run(experiment, cell, place, folder)
     except Exception as error:  # whatever a method or a data set does, the other cells go on
-        if was_interrupted(error):
-            raise KeyboardInterrupt from error
         text = f"{type(error).__name__}: {error}"
         outcome = Outcome(time.monotonic() - started, text)
         if current_ranks(place.device).first:
@@ -76,15 +74,6 @@ def run_cell(experiment: Experiment, cell: Cell, place: Place) -> Outcome:
         return outcome
     (folder / "failure.json").unlink(missing_ok=True)
     return Outcome(time.monotonic() - started, None, result)
-
-
-def was_interrupted(error: BaseException | None) -> bool:
-    """Whether an error is what something on the way, an import say, made of a Ctrl-C."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def record_failure(folder: Path, cell: Cell, error: str, trace: str) -> None:
