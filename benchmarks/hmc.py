@@ -310,7 +310,7 @@ def effective_samples(job: Job) -> float:
     """The median over class probabilities of their bulk effective sample size, from the weights that a job left."""
     import torch
 
-    from caveat.engine.diagnostics import effective_sample_size
+    from caveat.engine.chains.diagnostics import effective_sample_size
 
     rows, _ = read_inputs(Path(job.folder))
     x = torch.from_numpy(rows["x_test"])
@@ -379,8 +379,8 @@ class Caveat:
         """Log density and gradient at the first weights."""
         import torch
 
-        from caveat.engine.coordinates import Coordinates
-        from caveat.engine.target import Lane, Pieces
+        from caveat.engine.chains import Coordinates, Lane
+        from caveat.engine.chains.log_posterior import Pieces
 
         coordinates = Coordinates.of(self.task.network, self.task.hyper)
         lane = Lane(self.task.network, coordinates, 1, self.task.hyper)

@@ -14,7 +14,8 @@ proportion. Times are the least of three.
 `--solve` finds K samples of a posterior, H z = b, to a residual of 1e-2: LeNet-small, trained on MNIST (on random
 images where there is none, which the first line says), under a prior precision of 10. Everyone gets the same weights,
 rows and b, and a process of its own that solves once. Ours are conjugate gradients after a sketch of rank 64, whose
-time counts, or without one; every residual is below 1e-2 in two norms, and z^T M z rests (`caveat/engine/solvers.py`).
+time counts, or without one; every residual is below 1e-2 in two norms, and z^T M z rests
+(`caveat/engine/linear_model/solvers.py`).
 curvlinops 3.0.1 inverts its generalised Gauss-Newton operator plus a multiple of the identity, by conjugate gradients
 for all K columns at once which stop when the mean residual is below 1e-2; it gets the fastest of three batch sizes,
 found first. `benchmarks/laplace.py` says how to make an environment with it. `exact` is Laplace with the matrix of all
@@ -49,11 +50,10 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import data, models
-from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.cost import forward_flops, peak_bytes, reset_peak
-from caveat.engine.linear_model import Draws, LinearModel, System, inner
-from caveat.engine.mackay import Tuning
-from caveat.engine.network_features import NetworkBlock, NetworkFeatures
+from caveat.engine.linear_model import ConjugateGradients, Draws, LinearModel, System, Tuning, inner
+from caveat.engine.linearised import NetworkFeatures
+from caveat.engine.linearised.jacobian_features import NetworkBlock
 from caveat.network import Network
 from caveat.rows import Rows
 

@@ -15,13 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.features import DenseFeatures, Features, RowNoise, Scaled
-from caveat.engine.linear_model import Draws, LinearModel, log_determinant, misfit, regression_system
+from caveat.engine.linear_model import (
+    ConjugateGradients,
+    DenseFeatures,
+    Draws,
+    Features,
+    Hyperparameters,
+    LinearModel,
+    Report,
+    RowNoise,
+    Scaled,
+    Solver,
+    Tuned,
+    Tuning,
+    log_determinant,
+    misfit,
+    posterior,
+    regression_system,
+    together,
+)
 from caveat.engine.linear_model import g_prior as scaled_by_curvature
-from caveat.engine.mackay import Hyperparameters, Tuned, Tuning, posterior, together
-from caveat.engine.mackay import tune as find_precisions
-from caveat.engine.solvers import Report, Solver
+from caveat.engine.linear_model import tune as find_precisions
 from caveat.predictive import GaussianPredictive
 
 __all__ = ["BayesianLinearModel", "LinearPosterior"]
@@ -91,7 +105,7 @@ class BayesianLinearModel:
 
     Args:
         features: [rows, features] or, for several outputs a row, [rows, outputs, features]; or an object that gives
-            products with them (`caveat.engine.features.Features`).
+            products with them (`caveat.engine.linear_model.features.Features`).
         targets: [rows] or [rows, outputs].
         noise: standard deviation of the noise, one for all or [rows]; None learns one.
         prior_precision: of the parameters, one for all or one a group; where tuning starts from.

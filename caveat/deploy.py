@@ -10,10 +10,10 @@ import warnings
 import torch
 from torch import nn
 
-from caveat.engine.active import network_at
-from caveat.engine.draws import pick
-from caveat.engine.folding import folded
-from caveat.engine.samples import count, one_draw
+from caveat.engine.sparse import folded
+from caveat.engine.sparse_chains import count, one_draw
+from caveat.engine.variational import network_at
+from caveat.engine.weight_draws import pick
 from caveat.posterior import Posterior
 
 __all__ = ["deploy"]

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from caveat import BayesianLinearModel
 from caveat.bayesian_linear_model import LinearPosterior
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.features import Block, DenseFeatures
-from caveat.engine.mackay import Tuning
+from caveat.engine.linear_model import Block, ConjugateGradients, DenseFeatures, Tuning
 
 ROWS, SIZE, NOISE = 150, 80, 0.3
 

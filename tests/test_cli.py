@@ -255,8 +255,8 @@ def test_posteriors_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Captu
 def test_a_stop_says_whether_anything_was_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from caveat.engine import optimise
     from caveat.engine.run import Run
+    from caveat.engine.training import loop as optimise
 
     def stop(self: object, bar: object) -> None:
         raise KeyboardInterrupt

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Network, Training, models
-from caveat.engine.jacobian import Jacobian
-from caveat.engine.network_features import NetworkFeatures
+from caveat.engine.linearised import NetworkFeatures
+from caveat.engine.row_gradients import Jacobian
 from caveat.engine.torch_settings import full_precision
 from caveat.methods import discover
 from caveat.randomness import SMALL, normals
@@ -77,7 +77,8 @@ def test_compiled_variational_training_is_a_graph_that_goes_on_learning() -> Non
 
 
 def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caveat.engine import optimise, run
+    from caveat.engine import run
+    from caveat.engine.training import loop as optimise
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     whole = caveat.fit(task(), caveat.MAP(training=Training(epochs=4)), device="cuda", progress=False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.active import layout_of
+from caveat.engine.variational import layout_of
 
 from .cases import CHANNEL, SPARSE
 from .fitted import Fitted

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine import optimise
+from caveat.engine.training import loop as optimise
 
 from . import peer
 from .cases import CASES, PEERS, method_of

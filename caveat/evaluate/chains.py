@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import concatenate
-from caveat.engine.diagnostics import RHAT_THRESHOLD, Convergence, RhatNull, convergence, rhat_null
+from caveat.engine.chains import RHAT_THRESHOLD, Convergence, RhatNull, convergence, rhat_null
 from caveat.posterior import Posterior
 from caveat.rows import Data, Rows
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from caveat.engine.diagnostics import RHAT_THRESHOLD, e_bfmi
+from caveat.engine.chains import RHAT_THRESHOLD, e_bfmi
 from caveat.evaluate.chains import Evidence, Mixing, gather
 from caveat.posterior import Posterior
 from caveat.rows import Data

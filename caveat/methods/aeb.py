@@ -14,18 +14,24 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.accounting import Account, Scheme
-from caveat.engine.active import account_of
-from caveat.engine.densities import counts, dense_layers
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.langevin import Chain, LearnedNoise
-from caveat.engine.optimise import BatchPart
-from caveat.engine.pruning import smaller_layout
+from caveat.engine.chains import Chain, LearnedNoise
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.samples import sampled_draws, sampled_outputs
-from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import Layout, Substitute, candidates, sparse_layers, weight_name
-from caveat.engine.spike_slab import SpikeSlab
+from caveat.engine.sparse import (
+    Account,
+    Geometry,
+    Layout,
+    Scheme,
+    Substitute,
+    candidates,
+    counts,
+    dense_layers,
+    sparse_layers,
+    weight_name,
+)
+from caveat.engine.sparse_chains import SpikeSlab, sampled_draws, sampled_outputs
+from caveat.engine.training import BatchPart
+from caveat.engine.variational import account_of, smaller_layout
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior

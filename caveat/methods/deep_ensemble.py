@@ -13,10 +13,9 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.draws import no_closed_form, no_moments, no_update, pick, push_draws
-from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.training import Training
+from caveat.engine.training import Training, train_point
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, pick, push_draws
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

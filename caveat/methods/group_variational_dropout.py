@@ -16,14 +16,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.active import active_draws, active_outputs
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.dropout_noise import log_alpha, log_uniform_kl
-from caveat.engine.group_pruning import Outcome, prepare, train_and_prune
-from caveat.engine.noisy_training import Draw, Noise
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
-from caveat.engine.variational import gaussian_kl, warm_up
+from caveat.engine.variational import (
+    Draw,
+    Noise,
+    Outcome,
+    active_draws,
+    active_outputs,
+    gaussian_kl,
+    log_alpha,
+    log_uniform_kl,
+    prepare,
+    train_and_prune,
+    warm_up,
+)
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State

@@ -17,13 +17,21 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from caveat.engine.chains import Chains, DrawStore, random_stream, say_what_is_left_out, stored_draws
-from caveat.engine.coordinates import Coordinates
-from caveat.engine.diagnostics import convergence, e_bfmi
-from caveat.engine.draws import no_closed_form, no_moments, no_update, push_draws
-from caveat.engine.hamiltonian import DualAveraging, integrate
+from caveat.engine.chains import (
+    Chains,
+    Coordinates,
+    DrawStore,
+    DualAveraging,
+    Lane,
+    convergence,
+    e_bfmi,
+    integrate,
+    random_stream,
+    say_what_is_left_out,
+    stored_draws,
+)
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.target import Lane
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, push_draws
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

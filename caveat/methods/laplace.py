@@ -10,8 +10,7 @@ linearised network (Immer et al. 2021).
 from dataclasses import dataclass
 from typing import ClassVar
 
-from caveat.engine.laplace import LaplaceMethod
-from caveat.engine.laplace_memory import Structure, structure_bytes
+from caveat.engine.laplace import LaplaceMethod, Structure, structure_bytes
 from caveat.engine.run import Info, Run
 from caveat.knobs import Count
 from caveat.network import Network

@@ -13,11 +13,9 @@ from typing import ClassVar, Literal
 import torch
 
 from caveat.batches import count_rows
-from caveat.engine.curvature import places
-from caveat.engine.laplace import LaplaceMethod
-from caveat.engine.laplace_memory import Structure
+from caveat.engine.laplace import LaplaceMethod, Structure, places
+from caveat.engine.row_gradients import Tape
 from caveat.engine.run import Info, Run
-from caveat.engine.tape import Tape
 from caveat.engine.torch_settings import plain_attention
 from caveat.network import Layer, Network
 from caveat.storage import State

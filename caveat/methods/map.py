@@ -12,11 +12,9 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.draws import no_closed_form, no_moments, no_update, push_draws
-from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.temperature import fit_temperature
-from caveat.engine.training import Training
+from caveat.engine.training import Training, fit_temperature, train_point
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, push_draws
 from caveat.knobs import check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

@@ -12,13 +12,12 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from caveat.engine.active import own_network
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.langevin import Chain
-from caveat.engine.masked_network import MaskedNetwork, mean_account
+from caveat.engine.chains import Chain
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.samples import one_draw, sampled_draws, sampled_outputs
-from caveat.engine.sparse_layers import candidates, weight_name
+from caveat.engine.sparse import candidates, weight_name
+from caveat.engine.sparse_chains import MaskedNetwork, mean_account, one_draw, sampled_draws, sampled_outputs
+from caveat.engine.variational import own_network
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.storage import State

@@ -17,11 +17,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, count_rows, move, slices
-from caveat.engine.draws import PIECE_ROWS, no_closed_form, no_moments, no_update
-from caveat.engine.optimise import BatchPart
-from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.training import Training
+from caveat.engine.training import BatchPart, Training, train_point
+from caveat.engine.weight_draws import PIECE_ROWS, no_closed_form, no_moments, no_update
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params

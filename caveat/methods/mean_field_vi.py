@@ -13,22 +13,22 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.accounting import Scheme
-from caveat.engine.active import (
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import Scheme, sparse_layers
+from caveat.engine.training import Training
+from caveat.engine.variational import (
     Prediction,
+    Variational,
     account_of,
     active_draws,
     active_outputs,
     begin,
     describe,
     fresh_layout,
+    warm_up,
     warn_if_frozen,
 )
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse_layers import sparse_layers
-from caveat.engine.training import Training
-from caveat.engine.variational import Variational, warm_up
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State

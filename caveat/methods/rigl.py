@@ -7,8 +7,13 @@ the same layers: what is left of SSVI without its Gaussians. A point has no epis
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from caveat.engine.accounting import Scheme
-from caveat.engine.active import (
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import Allocation, Geometry, Scheme, counts, dense_layers, sparse_layers
+from caveat.engine.training import Training
+from caveat.engine.variational import (
+    Replacement,
+    Scope,
+    Variational,
     account_of,
     active_draws,
     active_outputs,
@@ -16,14 +21,7 @@ from caveat.engine.active import (
     describe,
     fresh_layout,
 )
-from caveat.engine.densities import Allocation, counts, dense_layers
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.replacement import Replacement, Scope
-from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import sparse_layers
-from caveat.engine.training import Training
-from caveat.engine.variational import Variational
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, Range, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State

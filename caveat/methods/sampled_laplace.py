@@ -3,7 +3,7 @@
     z_k = H^-1 (A theta_0 + J^T R e) ~ N(0, H^-1),   H = J^T B J + A,   f(x) + J(x) z_k a draw of the function
 
 A covariance over millions of weights cannot be stored, but a sample of it can, and each is the solution of a linear
-system that takes products with the Jacobian only (`engine/linear_model.py`). The prior precision comes from MacKay's
+system that takes products with the Jacobian only (`engine/linear_model`). The prior precision comes from MacKay's
 updates with a few samples, at the mean of the linear model; predictions stay centred on the trained network.
 """
 
@@ -15,24 +15,21 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, move
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.covariance_temperature import best_temperature
-from caveat.engine.curvature import places
-from caveat.engine.draws import no_update, pick, push_draws
-from caveat.engine.laplace import flat_prior, with_gradients
-from caveat.engine.mackay import Hyperparameters, Tuned, Tuning
-from caveat.engine.network_features import NetworkFeatures
-from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sampled import (
+from caveat.engine.laplace import flat_prior, places, with_gradients
+from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, StochasticDescent, Tuned, Tuning
+from caveat.engine.linearised import (
     NEGLIGIBLE,
+    NetworkFeatures,
     Sampler,
+    best_temperature,
     check_shifts,
     copies_of_the_weights,
     inputs_as_rows,
     linearise,
     normalisations,
 )
-from caveat.engine.stochastic import StochasticDescent
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.weight_draws import no_update, pick, push_draws
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Gaussian, Hyper, Likelihood
 from caveat.network import Layer, Network, Params

@@ -18,9 +18,40 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from caveat.engine.accounting import Scheme
-from caveat.engine.active import (
+from caveat.engine.channels import (
+    OUTPUTS,
+    ChannelExchange,
+    Channels,
+    Kept,
+    find_channels,
+    kept_density,
+    narrow_network,
+    narrow_params,
+    of_slices,
+    start_kept,
+    stored_slices,
+)
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import (
+    Allocation,
+    Criterion,
+    Geometry,
+    Scheme,
+    Substitute,
+    counts,
+    dense_layers,
+    keep_scores,
+    sparse_layers,
+    weight_name,
+)
+from caveat.engine.training import Training
+from caveat.engine.variational import (
+    Addition,
     Prediction,
+    Replacement,
+    Scope,
+    Trained,
+    Variational,
     account_of,
     active_draws,
     active_outputs,
@@ -28,21 +59,10 @@ from caveat.engine.active import (
     describe,
     fresh_layout,
     narrow_account,
+    warm_up,
     warn_if_frozen,
 )
-from caveat.engine.channel_choice import kept_density, start_kept
-from caveat.engine.channel_exchange import ChannelExchange, narrow_network, of_slices, stored_slices
-from caveat.engine.channels import OUTPUTS, find_channels
-from caveat.engine.criteria import Criterion, keep_scores
-from caveat.engine.densities import Allocation, counts, dense_layers
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.narrowing import Channels, Kept, narrow_params
-from caveat.engine.replacement import Addition, Replacement, Scope
-from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Geometry
-from caveat.engine.sparse_layers import Substitute, sparse_layers, weight_name
-from caveat.engine.training import Training
-from caveat.engine.variational import Trained, Variational, warm_up
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
 from caveat.priors import GaussianPrior

@@ -14,21 +14,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.active import active_draws, active_outputs
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.dropout_noise import (
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.training import Training
+from caveat.engine.variational import (
     HIGH,
     LOW,
+    Draw,
+    Noise,
+    Outcome,
+    active_draws,
+    active_outputs,
     lognormal_kl,
     lognormal_log_moment,
     lognormal_log_snr,
     lognormal_of,
+    prepare,
+    train_and_prune,
+    warm_up,
 )
-from caveat.engine.group_pruning import Outcome, prepare, train_and_prune
-from caveat.engine.noisy_training import Draw, Noise
-from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.training import Training
-from caveat.engine.variational import warm_up
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State

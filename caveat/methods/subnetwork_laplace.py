@@ -3,7 +3,7 @@
     w_S ~ N(w*_S, (sum_n J_nS^T F_n J_nS + prior precision)^-1),   all other weights fixed at w*
 
 A full covariance over all weights of a deep network cannot be stored; over a thousandth of them it can, and it sees
-what a diagonal over all of them cannot. Which thousandth is a score's choice (`engine/selection.py`).
+what a diagonal over all of them cannot. Which thousandth is a score's choice (`engine/laplace/selection.py`).
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.curvature import Sweep, places
-from caveat.engine.laplace import LaplaceMethod, flat_prior
-from caveat.engine.laplace_memory import Structure, structure_bytes
+from caveat.engine.laplace import LaplaceMethod, Score, Structure, Sweep, flat_prior, places, select, structure_bytes
+from caveat.engine.linearised import copies_of_the_weights
 from caveat.engine.run import Info, Run
-from caveat.engine.sampled import copies_of_the_weights
-from caveat.engine.selection import Score, select
 from caveat.network import Layer, Network
 from caveat.storage import State, describe
 from caveat.task import Task

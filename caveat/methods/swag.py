@@ -16,12 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.batchnorm import has_batchnorm, refreshed_statistics
-from caveat.engine.draws import no_closed_form, no_moments, no_update, pick, push_draws
-from caveat.engine.optimise import Variables
-from caveat.engine.point import train_point
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.training import Training
+from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, pick, push_draws
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

@@ -14,16 +14,28 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.accounting import Scheme
-from caveat.engine.active import Prediction, account_of, active_draws, active_outputs, begin, describe, fresh_layout
-from caveat.engine.draws import no_closed_form, no_moments, no_update
-from caveat.engine.dropout_noise import log_alpha, log_uniform_kl
-from caveat.engine.noisy_training import Noise, NoisyTraining
-from caveat.engine.pruning import kept_weights, pruned_account, smaller_layout
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse_layers import sparse_layers
+from caveat.engine.sparse import Scheme, sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational import Trained, warm_up
+from caveat.engine.variational import (
+    Noise,
+    NoisyTraining,
+    Prediction,
+    Trained,
+    account_of,
+    active_draws,
+    active_outputs,
+    begin,
+    describe,
+    fresh_layout,
+    kept_weights,
+    log_alpha,
+    log_uniform_kl,
+    pruned_account,
+    smaller_layout,
+    warm_up,
+)
+from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State

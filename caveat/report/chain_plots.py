@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from caveat.engine.diagnostics import RHAT_THRESHOLD, rhat_null_cdf
+from caveat.engine.chains import RHAT_THRESHOLD, rhat_null_cdf
 from caveat.evaluate.chains import Quantities
 from caveat.evaluate.surface import Surface
 from caveat.report.drawing import COLOURS, DASHES, SYMBOLS, Plot, Style, figure, graph_objects, line

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from caveat.engine.diagnostics import RHAT_THRESHOLD
+from caveat.engine.chains import RHAT_THRESHOLD
 from caveat.evaluate.chains import Evidence, Mixing
 from caveat.evaluate.diagnose import Diagnosis
 from caveat.evaluate.surface import Surface

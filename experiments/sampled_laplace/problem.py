@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import MAP, Training, data
-from caveat.engine.conjugate_gradients import ConjugateGradients, PreparedGradients
-from caveat.engine.curvature import Sweep
-from caveat.engine.linear_model import LinearModel
-from caveat.engine.mackay import Hyperparameters
-from caveat.engine.network_model import NetworkModel, mode
+from caveat.engine.laplace import Sweep
+from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, LinearModel
+from caveat.engine.linear_model.conjugate_gradients import PreparedGradients
+from caveat.engine.linearised import inputs_as_rows, linearise
+from caveat.engine.linearised.linearised_network import NetworkModel, mode
 from caveat.engine.run import Run
-from caveat.engine.sampled import inputs_as_rows, linearise
 
 __all__ = ["Exact", "Problem", "lenet_small"]
 
@@ -162,7 +161,7 @@ class Exact:
         """J(x) [B m, d] and L^-1 J(x)^T, whose columns' inner products are the outputs' covariance."""
         problem = self.problem
         start = problem.start
-        from caveat.engine.network_features import NetworkFeatures
+        from caveat.engine.linearised import NetworkFeatures
 
         features = NetworkFeatures(problem.task.network.to(problem.device), start.state["params"], inputs_as_rows(x))
         pieces = []

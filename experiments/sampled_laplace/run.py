@@ -21,14 +21,10 @@ from torch import Tensor
 
 import caveat
 from caveat import SampledLaplace
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.features import times, times_transposed
-from caveat.engine.linear_model import Draws, inner
-from caveat.engine.mackay import Tuning
+from caveat.engine.linear_model import ConjugateGradients, Draws, Solver, StochasticDescent, Tuning, inner, times
+from caveat.engine.linear_model.features import times_transposed
+from caveat.engine.linearised import Sampler
 from caveat.engine.run import Run
-from caveat.engine.sampled import Sampler
-from caveat.engine.solvers import Solver
-from caveat.engine.stochastic import StochasticDescent
 
 Found = Iterator[tuple[str, str, float]]  # setting, quantity, value
 SAMPLES, TEST = 64, 400

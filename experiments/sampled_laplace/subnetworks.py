@@ -28,11 +28,10 @@ from torch.utils.data import TensorDataset
 
 import caveat
 from caveat import MAP, SubnetworkLaplace, Training, data, models
-from caveat.engine.curvature import Sweep, places
-from caveat.engine.laplace import flat_prior
+from caveat.engine.laplace import Sweep, flat_prior, places
+from caveat.engine.laplace.selection import gaussian_wasserstein
+from caveat.engine.linearised import marginal_variances
 from caveat.engine.run import Run
-from caveat.engine.sampled import marginal_variances
-from caveat.engine.selection import gaussian_wasserstein
 
 SCORES = ("variance", "sampled", "exact", "energy", "sampled_energy", "exact_energy", "random")
 COUNTS, WAYS = (100, 400), ("validation", "evidence")

@@ -16,8 +16,7 @@ from torch.nn.functional import avg_pool2d
 
 import caveat
 from caveat import MAP, SampledLaplace, Training, data, models
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.mackay import Tuning
+from caveat.engine.linear_model import ConjugateGradients, Tuning
 
 PROBLEMS = {"mnist": 2000, "cifar10": 3000}  # and how many of their rows
 TEMPERATURES = (1.0, 0.25, 0.0625, 0.01)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from caveat.engine.jacobian import Jacobian
+from caveat.engine.row_gradients import Jacobian
 from caveat.engine.torch_settings import full_precision
-from tests.engine.row_reference import Custom, assert_right, network, normal, reference
+from tests.engine.row_gradients.row_reference import Custom, assert_right, network, normal, reference
 
 
 def precisions() -> list[str]:

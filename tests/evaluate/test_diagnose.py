@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import caveat
 from caveat.cli import main
 from caveat.data import load
-from caveat.engine.diagnostics import convergence
-from caveat.engine.draws import no_closed_form, push_draws
+from caveat.engine.chains import convergence
+from caveat.engine.weight_draws import no_closed_form, push_draws
 from caveat.evaluate.chains import Quantities, gather, predict_by_draw
 from caveat.evaluate.diagnose import judge
 from caveat.network import Network, Params

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import caveat
 from caveat import SampledLaplace, Training
-from caveat.engine.conjugate_gradients import ConjugateGradients
+from caveat.engine.linear_model import ConjugateGradients
 
 LIKELIHOODS = {
     "Categorical": caveat.Categorical(),

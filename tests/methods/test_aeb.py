@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import AEB
-from caveat.engine.spike_slab import SpikeSlab
+from caveat.engine.sparse_chains import SpikeSlab
 from caveat.methods import aeb as aeb_module
 
 SPIKE, SLAB = 0.1, 1.0

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import GroupVariationalDropout, StructuredBayesianPruning, Training
-from caveat.engine.dropout_noise import (
+from caveat.engine.variational import (
+    gaussian_kl,
     log_alpha,
     log_uniform_kl,
     lognormal_kl,
     lognormal_log_moment,
     lognormal_log_snr,
 )
-from caveat.engine.variational import gaussian_kl
 from caveat.storage import stored_bytes
 
 NOISE = 0.5

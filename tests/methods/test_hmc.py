@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.chains import Chains, DrawStore, random_stream
-from caveat.engine.coordinates import Coordinates
+from caveat.engine.chains import Chains, Coordinates, DrawStore, random_stream
+from caveat.engine.chains.diagnostics import effective_sample_size
 from caveat.engine.cost import forward_flops
-from caveat.engine.diagnostics import effective_sample_size
 from caveat.engine.run import Run
 from caveat.methods.hmc import _Sampler
 from caveat.network import Params

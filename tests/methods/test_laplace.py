@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Laplace
-from caveat.engine.jacobian import Jacobian
-from caveat.engine.laplace import _restored, bridge
+from caveat.engine.laplace.laplace_method import _restored, bridge
+from caveat.engine.row_gradients import Jacobian
 from caveat.engine.run import Run
 
 PRIOR = caveat.GaussianPrior({"0.*": 0.5, "2.*": 2.0})

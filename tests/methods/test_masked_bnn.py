@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import MaskedBNN
-from caveat.engine.masks import log_mask_prior
+from caveat.engine.sparse_chains.masks import log_mask_prior
 
 
 def images(n: int = 120) -> tuple[Tensor, Tensor]:

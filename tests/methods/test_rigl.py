@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import GaussianPrior, RigL, Training
-from caveat.engine import replacement as replacement_module
+from caveat.engine.variational import weight_exchange as replacement_module
 from caveat.priors import Prior
 
 

@@ -11,9 +11,7 @@ from torch.func import functional_call, jacrev
 
 import caveat
 from caveat import SampledLaplace
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.mackay import Tuning
-from caveat.engine.stochastic import StochasticDescent
+from caveat.engine.linear_model import ConjugateGradients, StochasticDescent, Tuning
 from tests.methods.sampled_reference import (
     EXACT,
     LIKELIHOODS,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import SampledLaplace
-from caveat.engine.sampled import normalisations
+from caveat.engine.linearised import normalisations
 from tests.methods.sampled_reference import EXACT, deviations, fitted, normalised, rows
 
 

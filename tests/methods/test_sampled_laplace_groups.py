@@ -10,10 +10,8 @@ from torch import nn
 
 import caveat
 from caveat import SampledLaplace, Training
-from caveat.engine import conjugate_gradients
-from caveat.engine.conjugate_gradients import ConjugateGradients
-from caveat.engine.mackay import Tuning
-from caveat.engine.network_features import NetworkBlock
+from caveat.engine.linear_model import ConjugateGradients, Tuning, conjugate_gradients
+from caveat.engine.linearised.jacobian_features import NetworkBlock
 from tests.methods.sampled_reference import EXACT, LIKELIHOODS, Held, deviations, fitted, rows, trained
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import caveat
 from caveat import SampledLaplace, Training
-from caveat.engine.mackay import Tuning
+from caveat.engine.linear_model import Tuning
 from tests.methods.sampled_reference import (
     EXACT,
     LIKELIHOODS,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import SGMCMC
+from caveat.engine.chains import Lane
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
-from caveat.engine.target import Lane
 from caveat.network import Network, Params
 
 NOISE, PRECISION = 0.8, 2.0

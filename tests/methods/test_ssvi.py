@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import SSVI, GaussianPrior, Training
-from caveat.engine.criteria import CRITERIA
+from caveat.engine.sparse.removal_criteria import CRITERIA
 from caveat.storage import stored_bytes
 
 NOISE, PRECISION = 0.5, 4.0
@@ -196,7 +196,7 @@ def test_what_is_kept_is_compact(tmp_path: Path) -> None:
 
 
 def test_the_optimiser_holds_no_whole_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from caveat.engine import optimise
+    from caveat.engine.training import loop as optimise
 
     seen: list[int] = []
     move = optimise._Loop._move

@@ -5,7 +5,7 @@ from torch import nn
 
 import caveat
 from caveat import StructuredBayesianPruning, Training
-from caveat.engine.dropout_noise import lognormal_log_snr
+from caveat.engine.variational import lognormal_log_snr
 
 
 def fitted(kl_weight: float) -> caveat.Posterior:

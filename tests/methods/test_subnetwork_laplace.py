@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import SubnetworkLaplace
-from caveat.engine.curvature import places
+from caveat.engine.laplace import places
 
 N_WEIGHTS = 31
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Training
-from caveat.engine.optimise import Variables
+from caveat.engine.training import Variables
 from caveat.methods import swag
 
 

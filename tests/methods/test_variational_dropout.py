@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Training, VariationalDropout
-from caveat.engine.dropout_noise import log_alpha, log_uniform_kl
+from caveat.engine.variational import log_alpha, log_uniform_kl
 from caveat.storage import stored_bytes
 
 NOISE = 0.5

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import caveat
-from caveat.engine.draws import push_draws
+from caveat.engine.weight_draws import push_draws
 from caveat.evaluate.chains import Evidence, Quantities, gather
 from caveat.evaluate.diagnose import judge
 from caveat.evaluate.surface import Surface

@@ -1,0 +1,36 @@
+"""Channels: which channels of a network can be removed together, the narrower network, and exchanges of channels.
+
+    spaces             groups of channels that can only be removed together, found by tracing
+    trial              whether a step acts on each channel alone, found by trying
+    narrowing          tensors and modules with some of their channels, and the way back
+    narrow_networks    narrow networks, and how a posterior stores which channels it has
+    choice             how many channels, which to begin with, which to exchange
+    channel_exchange   the exchange itself, while a narrow network is trained
+
+Called by SSVI over channels, by the methods that prune units, and by MaskedBNN.
+"""
+
+from caveat.engine.channels.channel_exchange import ChannelExchange
+from caveat.engine.channels.choice import kept_density, start_kept
+from caveat.engine.channels.narrow_networks import narrow_network, of_slices, stored_slices, widened
+from caveat.engine.channels.narrowing import Channels, Index, Kept, gather, narrow_params, scatter, slices
+from caveat.engine.channels.spaces import OUTPUTS, find_channels
+
+__all__ = [
+    "OUTPUTS",
+    "ChannelExchange",
+    "Channels",
+    "Index",
+    "Kept",
+    "find_channels",
+    "gather",
+    "kept_density",
+    "narrow_network",
+    "narrow_params",
+    "of_slices",
+    "scatter",
+    "slices",
+    "start_kept",
+    "stored_slices",
+    "widened",
+]

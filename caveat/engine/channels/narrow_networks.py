@@ -1,0 +1,53 @@
+"""Narrow networks: a network with some of its channels, and how a posterior stores which ones."""
+
+import copy
+
+from torch import Tensor, nn
+
+from caveat.engine.channels.narrowing import Channels, Index, Kept, narrow, scatter, shrink, slices
+from caveat.network import Network, Params
+
+__all__ = ["narrow_network", "of_slices", "stored_slices", "widened"]
+
+
+def narrow_network(network: Network, channels: Channels, kept: Kept) -> Network:
+    """The network with the kept channels only."""
+    return _with(network, narrow(network.module, channels, kept))
+
+
+def stored_slices(channels: Channels, kept: Kept) -> Params:
+    """Which entries of wide tensors there are, as a state keeps it: for each name and axis, int32."""
+    index = slices(channels, kept)
+    return {f"{n}/{axis}": own.int() for n, axes in index.items() for axis, own in enumerate(axes) if own is not None}
+
+
+def _index(stored: Params) -> dict[str, Index]:
+    found: dict[str, dict[int, Tensor]] = {}
+    for key, own in stored.items():
+        name, _, axis = key.rpartition("/")
+        found.setdefault(name, {})[int(axis)] = own.long()
+    return {name: tuple(axes.get(axis) for axis in range(max(axes) + 1)) for name, axes in found.items()}
+
+
+def of_slices(network: Network, stored: Params) -> Network:
+    """The narrow network that stored slices speak of."""
+    return _with(network, shrink(network.module, _index(stored)))
+
+
+def widened(params: Params, network: Network, stored: Params) -> Params:
+    """Values of the wide network with which it computes what the narrow one does."""
+    index = _index(stored)
+    like = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
+    wide = {}
+    for name, value in params.items():
+        if name in index:
+            absent = 1.0 if name.endswith("running_var") else 0.0
+            value = scatter(value, index[name], value.new_full(like[name].shape, absent))
+        wide[name] = value
+    return wide
+
+
+def _with(network: Network, module: nn.Module) -> Network:
+    own = copy.copy(network)
+    own.found, own.module = {}, module
+    return own

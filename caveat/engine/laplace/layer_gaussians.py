@@ -1,0 +1,347 @@
+"""Gaussians over weights without covariance between layers: diagonal, or a Kronecker product for each layer.
+
+Within a part the precision is diagonal: for a parameter's diagonal as it is, for a Kronecker product G (x) A in its
+eigenbasis, into which gradients are rotated factor by factor. All weights can be afforded, one part after the other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from caveat.engine.laplace.gaussians import Dense, LowRank, in_float64
+from caveat.engine.row_gradients import Here, Jacobian, Product
+from caveat.engine.working_memory import working_numbers
+from caveat.network import Params
+from caveat.randomness import normals
+
+__all__ = ["Diagonal", "Kronecker", "Layered", "Layers", "Rotated", "factors", "restored"]
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The GGN's diagonal for one parameter, [p]."""
+
+    ggn: Tensor
+
+    def spectrum(self) -> Tensor:
+        """Curvature of each coordinate."""
+        return self.ggn
+
+    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+        """J of this parameter, [b, D, p]."""
+        yield from here.jacobian_blocks(names)
+
+    def weights(self, deltas: Tensor) -> Tensor:
+        """Coordinates are weights."""
+        return deltas
+
+    def variances(self, precision: Tensor) -> Tensor:
+        """One over the precision."""
+        return 1 / precision
+
+    def times(self, factor: float) -> "Diagonal":
+        """The curvature times a number."""
+        return Diagonal(self.ggn * factor)
+
+    def tensors(self) -> Params:
+        """The diagonal."""
+        return {"ggn": self.ggn}
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """G (x) A / count over a layer's weight [O, I] and, as a last input that is always 1, its bias.
+
+    A = sum a a^T over inputs (patches), G = sum g g^T over gradients at the outputs, count = positions summed over.
+    """
+
+    inputs: Tensor  # A, [I, I]
+    outputs: Tensor  # G, [O, O]
+    count: Tensor
+    has_bias: bool
+
+    def rotated(self) -> "Rotated":
+        """In the basis where it is diagonal."""
+        a_values, a_vectors = torch.linalg.eigh(in_float64(self.inputs / self.count))
+        g_values, g_vectors = torch.linalg.eigh(in_float64(self.outputs))
+        dtype = self.inputs.dtype
+        values = a_values.clamp_min(0).to(dtype), g_values.clamp_min(0).to(dtype)
+        bases = a_vectors.to(dtype).contiguous(), g_vectors.to(dtype).contiguous()  # as they will be when loaded
+        return Rotated(*values, *bases, self.count, self.has_bias)
+
+    def times(self, factor: float) -> "Kronecker":
+        """The curvature times a number."""
+        return Kronecker(self.inputs, self.outputs * factor, self.count, self.has_bias)
+
+    def tensors(self) -> Params:
+        """The sums."""
+        return {"inputs": self.inputs, "outputs": self.outputs, "count": self.count}
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A Kronecker factorisation in its eigenbasis: coordinate (o, i) has curvature out_values[o] in_values[i]."""
+
+    in_values: Tensor
+    out_values: Tensor
+    in_vectors: Tensor
+    out_vectors: Tensor
+    count: Tensor
+    has_bias: bool
+
+    def kronecker(self) -> Kronecker:
+        """The sums that it came from."""
+        a = (self.in_vectors * self.in_values) @ self.in_vectors.T * self.count
+        return Kronecker(a, (self.out_vectors * self.out_values) @ self.out_vectors.T, self.count, self.has_bias)
+
+    def spectrum(self) -> Tensor:
+        """Curvature of each coordinate, flat."""
+        return torch.outer(self.out_values, self.in_values).flatten()
+
+    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+        """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
+        places = here.factored(names[0])
+        gradients = here.output_gradients()
+        size = len(self.in_values) * len(self.out_values) * max(len(gradients), 1)
+        step = max(1, working_numbers(here.outputs) // size)
+        for start in range(0, len(here.outputs) if places else 0, step):
+            rows = slice(start, min(start + step, len(here.outputs)))
+            found: list[Tensor] = []
+            for use, point in places:
+                a, _ = factors(use, gradients[0][point], rows, self.has_bias)  # [n, I, T]
+                a = self.in_vectors.T @ a
+                per_output = []
+                for g in gradients:
+                    _, o = factors(use, g[point], rows, self.has_bias, inputs=False)
+                    block = (self.out_vectors.T @ o) @ a.mT  # [n, O, I]
+                    m = len(block) // (rows.stop - rows.start)
+                    per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
+                found.append(torch.stack(per_output, 1))
+            yield rows, torch.stack(found).sum(0)
+
+    def weights(self, deltas: Tensor) -> Tensor:
+        """Coordinates [count, O I] back to the weight, then the bias."""
+        blocks = deltas.unflatten(1, (len(self.out_values), len(self.in_values)))
+        whole = self.out_vectors @ blocks @ self.in_vectors.T
+        return _split_bias(whole, self.has_bias)
+
+    def variances(self, precision: Tensor) -> Tensor:
+        """Squares of the rotation times one over the precision."""
+        inverse = (1 / precision).reshape(len(self.out_values), len(self.in_values))
+        whole = self.out_vectors.square() @ inverse @ self.in_vectors.square().T
+        return _split_bias(whole.unsqueeze(0), self.has_bias)[0]
+
+    def tensors(self) -> Params:
+        """Bases and eigenvalues."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "has_bias"}
+
+
+def factors(use: Product, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
+    """What a layer's weight multiplies [n, I, T] and the gradient at its outputs [n, O, T], for some rows."""
+    arranged = use.arranged(g)
+    m = len(arranged) // use.rows
+    part = slice(rows.start * m, rows.stop * m)
+    o = use.positions(arranged[part])
+    if not inputs:
+        return o, o
+    a = use.patches(part, o.dtype)
+    return (torch.cat([a, torch.ones_like(a[:, :1])], 1) if has_bias else a), o
+
+
+def _split_bias(whole: Tensor, has_bias: bool) -> Tensor:
+    """[count, O, I + 1] as the weight, then the bias, flat."""
+    if not has_bias:
+        return whole.flatten(1)
+    return torch.cat([whole[..., :-1].flatten(1), whole[..., -1]], 1)
+
+
+Part = Diagonal | Rotated
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Independent parts, each diagonal in its own coordinates; weights in the network's order."""
+
+    parts: dict[tuple[str, ...], Part]
+    places: dict[str, slice]  # of each parameter among the weights
+    prior: Tensor  # [n]
+    lowest: ClassVar[float] = 0.0
+
+    def rows_at_once(self, jacobian: Jacobian) -> int:
+        """As the gradients of all outputs at all layers fit."""
+        return jacobian.rows_at_once(layers=jacobian.plan.outputs)
+
+    def precisions(self, scale: float = 1.0) -> Iterator[tuple[tuple[str, ...], Part, Tensor]]:
+        """Each part with the precision of its coordinates."""
+        for names, part in self.parts.items():
+            values = part.spectrum()
+            prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
+            if isinstance(part, Rotated):
+                prior = prior[:1]  # one for all: a rotation mixes its weights
+            yield names, part, values + scale * prior
+
+    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+        """Summed over parts."""
+        if not joint:
+            d = here.outputs[0].numel() if len(here.outputs) else 0
+            found = here.outputs.new_zeros(len(here.outputs), d, d)
+            for names, part, precision in self.precisions():
+                root = precision.rsqrt().to(found.dtype)
+                for rows, block in part.pieces(here, names):
+                    half = block.to(found.dtype) * root
+                    found[rows] += half @ half.mT
+            return found
+        total = here.outputs.new_zeros(here.outputs.numel(), here.outputs.numel())
+        for names, part, precision in self.precisions():
+            blocks = [block for _, block in part.pieces(here, names)]
+            if blocks:  # none where a weight does not act
+                whole = torch.cat(blocks).flatten(0, 1).to(total.dtype)
+                total += (whole / precision) @ whole.T
+        return total
+
+    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
+        """For several multiples of the prior from one pass."""
+        d = here.outputs[0].numel() if len(here.outputs) else 0
+        i, j = torch.triu_indices(d, d, device=here.outputs.device)
+        found = here.outputs.new_zeros(len(here.outputs), len(i), len(scales))
+        for names, part, _ in self.precisions():
+            values = part.spectrum()
+            prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
+            prior = prior[:1] if isinstance(part, Rotated) else prior
+            inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(found.dtype)  # [p, K]
+            for rows, block in part.pieces(here, names):
+                # Products of two outputs' gradients once, a piece of the weights at a time; then all scales at once.
+                step = max(1, working_numbers(found) // max(len(block) * len(i), 1))
+                for start in range(0, len(values), step):
+                    piece = block[..., start : start + step].to(found.dtype)
+                    found[rows] += (piece[:, i] * piece[:, j]) @ inverse[start : start + step]
+        total = found.new_zeros(len(scales), len(found), d, d)
+        total[..., i, j] = found.movedim(2, 0)
+        total[..., j, i] = found.movedim(2, 0)
+        return total
+
+    def deltas(self, count: int, rng: torch.Generator) -> Tensor:
+        """Independent in the coordinates of each part."""
+        return torch.cat(
+            [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
+        )  # in the order of the parts
+
+    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
+        """J delta, part by part."""
+        d = here.outputs[0].numel() if len(here.outputs) else 0
+        total = deltas.new_zeros(len(here.outputs), d, len(deltas))
+        before = 0
+        for names, part in self.parts.items():
+            size = sum(self.places[name].stop - self.places[name].start for name in names)
+            own = deltas[:, before : before + size].T
+            before += size
+            for rows, block in part.pieces(here, names):
+                total[rows] += block.to(own.dtype) @ own
+        return total.movedim(2, 0)
+
+    def weights(self, deltas: Tensor) -> Tensor:
+        """Each part's coordinates back to its weights, in the network's order."""
+        found = torch.empty_like(deltas)
+        before = 0
+        for names, part in self.parts.items():
+            sizes = [self.places[name].stop - self.places[name].start for name in names]
+            own = part.weights(deltas[:, before : before + sum(sizes)])
+            before += sum(sizes)
+            for name, piece in zip(names, own.split(sizes, 1), strict=True):
+                found[:, self.places[name]] = piece
+        return found
+
+    def log_det(self, scale: float = 1.0) -> float:
+        """Summed over coordinates."""
+        return sum(float(p.double().log().sum()) for _, _, p in self.precisions(scale))
+
+    def variances(self) -> Tensor:
+        """Each part's."""
+        found = torch.empty_like(self.prior)
+        for names, part, precision in self.precisions():
+            sizes = [self.places[name].stop - self.places[name].start for name in names]
+            for name, piece in zip(names, part.variances(precision).split(sizes), strict=True):
+                found[self.places[name]] = piece.to(found)
+        return found
+
+    def tensors(self) -> Params:
+        """Each part's curvature, and the prior."""
+        found = {"prior": self.prior}
+        for names, part in self.parts.items():
+            found |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
+        return found
+
+    def curvature(self) -> "Layered":
+        """What the data gave."""
+        return Layered({n: p.kronecker() if isinstance(p, Rotated) else p for n, p in self.parts.items()}, self.places)
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Curvature without covariance between parts: a parameter's diagonal, or a layer's Kronecker product."""
+
+    parts: dict[tuple[str, ...], Diagonal | Kronecker]
+    places: dict[str, slice]
+
+    def gaussian(self, prior: Tensor) -> Layers:
+        """Rotate every Kronecker product into its eigenbasis."""
+        for names, part in self.parts.items():
+            own = torch.cat([prior[self.places[name]] for name in names])
+            if isinstance(part, Kronecker) and float(own.max() - own.min()) > 1e-6 * float(own.max()):
+                raise ValueError(
+                    f"a Kronecker structure needs one prior precision for {' and '.join(names)}, which has several: "
+                    "give its layer one, or use structure='diagonal'"
+                )
+        rotated: dict[tuple[str, ...], Part] = {
+            names: part.rotated() if isinstance(part, Kronecker) else part for names, part in self.parts.items()
+        }
+        return Layers(rotated, self.places, prior)
+
+    def plus(self, other: "Layered") -> "Layered":
+        """The curvature of both data sets together."""
+        summed: dict[tuple[str, ...], Diagonal | Kronecker] = {}
+        for names, part in self.parts.items():
+            more = other.parts[names].tensors()
+            added = {key: value + more[key] for key, value in part.tensors().items()}
+            summed[names] = (
+                Diagonal(**added) if isinstance(part, Diagonal) else Kronecker(**added, has_bias=part.has_bias)
+            )
+        return Layered(summed, self.places)
+
+    def times(self, factor: float) -> "Layered":
+        """The curvature times a number."""
+        return Layered({names: part.times(factor) for names, part in self.parts.items()}, self.places)
+
+    def path(self, prior: Tensor) -> Layers:
+        """The same: a prior's multiples only change what is added."""
+        return self.gaussian(prior)
+
+    def tensors(self) -> Params:
+        """Every part's sums."""
+        return {
+            f"{'+'.join(names)}|{key}": value
+            for names, part in self.parts.items()
+            for key, value in part.tensors().items()
+        }
+
+
+def restored(tensors: Params, places: dict[str, slice]) -> Dense | LowRank | Layers:
+    """A Gaussian from what `tensors` stored."""
+    prior = tensors["prior"]
+    if "rows" in tensors:
+        return LowRank(tensors["rows"], tensors["cholesky"], prior)
+    if "cholesky" in tensors:
+        return Dense(tensors["cholesky"], prior)
+    grouped: dict[str, Params] = {}
+    for key, value in tensors.items():
+        if key != "prior":
+            part, field = key.rsplit("|", 1)
+            grouped.setdefault(part, {})[field] = value
+    parts: dict[tuple[str, ...], Part] = {}
+    for key, own in grouped.items():
+        names = tuple(key.split("+"))
+        parts[names] = Diagonal(own["ggn"]) if "ggn" in own else Rotated(**own, has_bias=len(names) > 1)
+    return Layers(parts, places, prior)

@@ -1,0 +1,68 @@
+"""What a Laplace approximation takes in memory, structure by structure, and what would fit where one does not.
+
+For n weights and m rows of F (see `curvature.py`), beside one pass of the network over a batch:
+
+    full       the matrix [n, n] with its factor, when tuning with its eigenvectors and their working memory; or, where
+               m < n, the rows [m, n] and that of [m, m]
+    kronecker  A and G of every linear layer and convolution, their eigenvectors, and the decomposition of one of them
+    diagonal   a few numbers a weight                             low_rank   a few matrices [rank + 10, n]
+"""
+
+from bisect import bisect_right
+from typing import Literal
+
+from torch import nn
+
+from caveat.engine.laplace.gaussians import DOUBLE_UP_TO
+from caveat.engine.laplace.sweep import GRAM_ROWS
+from caveat.network import Network
+
+__all__ = ["Structure", "full_bytes", "structure_bytes", "what_fits"]
+
+Structure = Literal["full", "kronecker", "diagonal", "low_rank"]
+
+LAYERS_WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+
+
+def full_bytes(n: int, m: int, itemsize: int, tuned: bool) -> int:
+    """Of a full matrix over n weights or, with m < n rows of F, of its dual form."""
+    side = min(m, n)
+    wide = 8 if side <= DOUBLE_UP_TO else itemsize
+    decomposed = (4 if tuned else 2) * wide * side**2
+    if m < n:
+        return (3 if tuned else 1) * itemsize * m * n + decomposed  # when tuning, the rows in float64 as well
+    converted = wide - itemsize  # to float64 before and from it afterwards
+    waiting = min(m, GRAM_ROWS) * n * (2 * itemsize + 2 * converted)  # rows of F before they are multiplied
+    return max(decomposed, wide * n**2 + waiting) + converted * n**2
+
+
+def structure_bytes(network: Network, structure: Structure, rank: int = 0) -> int:
+    """Of the other structures; of a full one what passes over the data take beside it."""
+    weights = network.n_parameters * network.dtype.itemsize
+    passes = 12 * weights  # the point and one nearby, with their gradients; sums, prior
+    if structure == "low_rank":
+        return passes + 8 * (rank + 10) * weights  # vectors and their products, orthogonalised
+    return passes + _kronecker_bytes(network) if structure == "kronecker" else passes
+
+
+def _kronecker_bytes(network: Network) -> int:
+    """Of factors and their eigenvectors; embeddings and layers of one's own have none."""
+    sides = []
+    for prefix, module in network.module.named_modules():
+        if isinstance(module, LAYERS_WITH_FACTORS) and getattr(module, "groups", 1) == 1:
+            own = [value for name, value in module.named_parameters(prefix, recurse=False) if name in network.names]
+            sides += [side for value in own if value.ndim > 1 for side in (len(value), value[0].numel() + 1)]
+    largest = max(sides, default=0)
+    wide = 8 if largest <= DOUBLE_UP_TO else network.dtype.itemsize
+    return 2 * network.dtype.itemsize * sum(side**2 for side in sides) + 6 * wide * largest**2
+
+
+def what_fits(network: Network, own: Network, method: str, m: int, tuned: bool, free: int) -> str:
+    """Advice: what so many bytes are enough for, for `method` over the parameters of `own` and for subnetworks."""
+    structures: tuple[Structure, ...] = ("kronecker", "diagonal")
+    found = [f"{method}(structure={name!r})" for name in structures if structure_bytes(own, name) <= free]
+    if structure_bytes(network, "full") <= free:
+        item = network.dtype.itemsize
+        most = bisect_right(range(network.n_parameters + 1), free, key=lambda n: full_bytes(n, m, item, tuned)) - 1
+        found += [f"SubnetworkLaplace(weights={max(most // 100 * 100, min(most, 100)):_})"] if most else []
+    return f"try {' or '.join(found or ['LastLayerLaplace()'])}, or select fewer weights with parameters="

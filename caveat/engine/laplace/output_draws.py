@@ -1,0 +1,60 @@
+"""Draws of a row's outputs under many prior precisions, from covariances of no more outputs than a target needs.
+
+The log probability of a target is a function of few of a row's outputs: the classes of its own pixel, or one label. For
+the mean over rows of such log probabilities outputs may be drawn as if they covaried within these groups only.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from caveat.engine.cost import refuse_if_too_large
+from caveat.engine.laplace.gaussians import Path
+from caveat.engine.row_gradients import Here, Jacobian
+from caveat.likelihoods import Hyper, Likelihood
+
+__all__ = ["covariances", "drawn_outputs", "rows_at_once", "together"]
+
+AT_ONCE = 32  # outputs of a row whose covariance is made at once, unless a group has more
+
+
+def together(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+    """Which of a row's flat outputs belong to one log probability, [P, C]."""
+    count = likelihood.predictive(outputs[:1].unsqueeze(0), hyper).log_prob(targets[:1]).numel()
+    places = torch.arange(outputs[0].numel()).reshape(1, *outputs.shape[1:])
+    return places.movedim(likelihood.output_axis, -1).reshape(count, -1)
+
+
+def covariances(path: Path, here: Here, scales: Sequence[float], groups: Tensor) -> Tensor:
+    """The covariance of each group of outputs for each scale of the prior, [K, B, P, C, C]."""
+    found = []
+    for part in groups.split(max(1, AT_ONCE // groups.shape[1])):
+        whole = len(part) == len(groups)
+        own = here if whole else here.of_outputs(part.flatten())
+        at = part if whole else torch.arange(part.numel()).reshape(part.shape)
+        found.append(path.covariances(own, scales)[:, :, at.unsqueeze(2), at.unsqueeze(1)])
+    return torch.cat(found, 2)
+
+
+def rows_at_once(path: Path, jacobian: Jacobian, groups: Tensor, scales: int, draws: int = 1) -> int:
+    """As the path says, and as the covariances of all scales and the draws of one fit."""
+    (count, width), network = groups.shape, jacobian.network
+    numbers = scales * max(count * width**2, max(AT_ONCE, width) ** 2)
+    what = f"the covariance of {width:,} outputs of a row for {scales} prior precisions"
+    advice = "give precision='evidence', or the precision itself"
+    refuse_if_too_large(what, 3 * numbers * network.dtype.itemsize, network.device, advice)
+    return max(1, min(path.rows_at_once(jacobian), 2**26 // max(numbers, draws * groups.numel())))
+
+
+def drawn_outputs(mean: Tensor, covariance: Tensor, noise: Tensor, groups: Tensor) -> Tensor:
+    """Outputs [S, B, ...] with this mean and covariances [B, P, C, C] of the groups, from normals [S, B, P, C].
+
+    By the symmetric root, which changes as little as the covariance does: the same noise then gives neighbouring scales
+    neighbouring outputs, and their difference is not of the draws.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
+    shift = mean.new_empty(len(noise), len(mean), groups.numel())
+    shift[..., groups.flatten()] = torch.einsum("bpij,sbpj->sbpi", root, noise).flatten(2)
+    return mean + shift.reshape(len(noise), *mean.shape)

@@ -1,0 +1,245 @@
+"""The prior precision of a Laplace posterior: as given, from the evidence, or from validation rows.
+
+    log p(D) ~ log p(D | w*) - (sum_i d_i w*_i^2 - log|d| + log|P|) / 2,   P = curvature + diag(d)
+
+is the Laplace approximation of the log marginal likelihood for weights w* of prior precision d. Its maximum over a
+multiple of d needs the curvature's eigenvalues only. For a precision of each layer's own, MacKay's update
+
+    d_l <- g_l / ||w*_l||^2,   g_l = n_l - d_l tr (P^-1)_ll   (how many of the layer's weights the data determine)
+
+is repeated with a new factor each time. On validation rows the best multiple is the one whose linearised prediction has
+the lowest negative log likelihood. Noise that is learned is found there with it: the noise that is best for the point
+alone counts all that the point does not know, and beside it no posterior would have anything left to explain.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.engine.golden_section import golden_section
+from caveat.engine.laplace.gaussians import Curvature, Gaussian, Path
+from caveat.engine.laplace.output_draws import covariances, drawn_outputs, rows_at_once, together
+from caveat.engine.row_gradients import Jacobian
+from caveat.engine.run import Run
+from caveat.likelihoods import Hyper, Likelihood
+from caveat.rows import Rows
+
+__all__ = ["Precision", "Tuned", "Tuner", "log_evidence"]
+
+Precision = Literal["auto", "given", "scaled", "evidence", "layers", "validation"]
+
+SCALES = tuple(10.0 ** (exponent / 2) for exponent in range(-16, 13))  # of the given prior: 1e-8 to 1e6
+ROWS = 2000  # validation rows looked at
+NOISES = tuple(2.0 ** (exponent / 4) for exponent in range(-16, 25))  # of the noise at the start: 1/16 to 64
+DRAWS = 64  # of the logits a validation row, the same for every scale
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A Gaussian with its prior precision decided, and how."""
+
+    gaussian: Gaussian
+    report: dict[str, Any] = field(default_factory=dict)
+    hyper: Hyper | None = None  # where the noise was decided too
+
+
+@dataclass
+class Tuner:
+    """What deciding the prior precision takes."""
+
+    curvature: Curvature
+    prior: Tensor  # [n], as given
+    weights: Tensor  # [n], w*
+    log_likelihood: float  # of all training rows at w*
+    run: Run
+
+    def given(self, scale: float = 1.0) -> Tuned:
+        """The prior as given, or a multiple of it."""
+        gaussian = self.curvature.gaussian(scale * self.prior)
+        return Tuned(gaussian, self._report(gaussian, scale))
+
+    def evidence(self) -> Tuned:
+        """The multiple of the prior that maximises the log marginal likelihood."""
+        path = self.curvature.path(self.prior)
+
+        def value(log_scale: float) -> float:
+            scale = math.exp(log_scale)
+            return log_evidence(self.log_likelihood, self.weights, scale * self.prior, path.log_det(scale))
+
+        grid = [math.log(scale) for scale in _usable(path)]
+        best = max(grid, key=value)
+        step = grid[1] - grid[0]
+        low = max(best - step, math.log(path.lowest) if path.lowest else best - step)
+        scale = math.exp(golden_section(lambda log_scale: -value(log_scale), low, best + step))
+        self._warn_at_an_end(grid.index(best), _usable(path), "evidence")
+        return self._given_or_above(scale)
+
+    def layers(self, groups: Sequence[tuple[str, Tensor]], steps: int = 100) -> Tuned:
+        """A precision for each group of weights (positions among the chosen), by MacKay's update."""
+        prior = self.prior.clone()
+        squares = [float(self.weights[index].double().square().sum()) for _, index in groups]
+        gaussian = self.curvature.gaussian(prior)
+        for _ in range(steps):
+            variances, moved = gaussian.variances().double(), 0.0
+            for (_, index), square in zip(groups, squares, strict=True):
+                before = float(prior[index].double().mean())
+                determined = len(index) - float((prior[index].double() * variances[index].to(prior.device)).sum())
+                now = min(max(max(determined, 1e-6) / max(square, 1e-12), 1e-6), 1e8)
+                prior[index] = now
+                moved = max(moved, abs(math.log(now / before)))
+            gaussian = self.curvature.gaussian(prior)
+            if moved < 1e-3:
+                break
+        else:
+            self.run.warnings.append(f"the layers' precisions were still moving after {steps} updates")
+        report = self._report(gaussian, None)
+        report["prior_precision"] = {name: float(prior[index].mean()) for name, index in groups}
+        return Tuned(gaussian, report)
+
+    def validation(self, jacobian: Jacobian, rows: Rows, hyper: Hyper) -> Tuned:
+        """The multiple of the prior with the best linearised predictions on validation rows."""
+        path = self.curvature.path(self.prior)
+        network = jacobian.network
+
+        scales = _usable(path)
+        some = rows.some(ROWS)
+        total = torch.zeros(len(scales), dtype=torch.float64)
+        rng = torch.Generator().manual_seed(self.run.seed)
+        x, y = next(iter(some.ordered(1, network.device)))
+        groups = together(network.likelihood, jacobian.at(x).outputs, y, hyper)
+        with self.run.bar(len(some), "validation row") as bar:
+            for x, y in some.ordered(rows_at_once(path, jacobian, groups, len(scales), DRAWS), network.device):
+                here = jacobian.at(x)
+                groups = together(network.likelihood, here.outputs, y, hyper)  # longer sequences have more
+                noise = torch.randn(DRAWS, len(y), *groups.shape, generator=rng, dtype=torch.float64)
+                for k, covariance in enumerate(covariances(path, here, scales, groups)):
+                    outputs = drawn_outputs(here.outputs, covariance, noise.to(here.outputs), groups)
+                    total[k] += _nll(network.likelihood, outputs, y, hyper)
+                bar.update(len(y))
+        return self._best(scales, total / len(some))
+
+    def validation_with_noise(
+        self, jacobian: Jacobian, rows: Rows, hyper: Hyper, log_likelihood: Callable[[Hyper], float]
+    ) -> Tuned:
+        """The same for Gaussian noise that is learned: the best pair of noise and multiple of the prior.
+
+        With noise c times as large P = (GGN + c^2 d) / c^2, so one path serves every pair. `log_likelihood` is that of
+        all training rows with another noise.
+        """
+        path = self.curvature.path(self.prior)
+        likelihood = jacobian.network.likelihood
+        scales = _usable(path)  # c^2 times the prior's
+        hypers = [hyper | {"log_noise": hyper["log_noise"] + math.log(noise)} for noise in NOISES]
+        some = rows.some(ROWS)
+        total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
+        alone = torch.arange(jacobian.plan.outputs).unsqueeze(1)
+        with self.run.bar(len(some), "validation row") as bar:
+            for x, y in some.ordered(rows_at_once(path, jacobian, alone, len(scales)), jacobian.network.device):
+                here = jacobian.at(x)
+                alone = torch.arange(here.outputs[0].numel()).unsqueeze(1)
+                variances = covariances(path, here, scales, alone).flatten(2)  # [K, B, D]
+                for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):
+                    for k, variance in enumerate(variances):
+                        shaped = noise**2 * variance.reshape(here.outputs.shape)
+                        prediction = likelihood.closed_predictive(here.outputs, shaped, own)
+                        total[i, k] -= float(prediction.log_prob(y).double().sum())
+                bar.update(len(y))
+        nll = torch.where(total.isfinite(), total, torch.inf) / len(some)
+        i, k = divmod(int(nll.argmin()), len(scales))
+        self._warn_at_an_end(k, scales, "validation likelihood")
+        if i in (0, len(NOISES) - 1):
+            self.run.warnings.append(
+                f"the validation rows want noise of {NOISES[i]:.2g} times the fitted one, the end of the range: the "
+                "network fits its training rows much better than others; stop its training earlier"
+            )
+        noise, scale = NOISES[i], scales[k] / NOISES[i] ** 2
+        other = replace(self, curvature=self.curvature.times(noise**-2), log_likelihood=log_likelihood(hypers[i]))
+        tuned = other._given_or_above(scale)
+        report = tuned.report | {"validation_nll": float(nll[i, k]), "noise_multiple": noise}
+        return Tuned(tuned.gaussian, report, hypers[i])
+
+    def validation_by_draws(
+        self,
+        outputs: Callable[[Gaussian, Any, torch.Generator], Tensor],
+        likelihood: Likelihood,
+        rows: Rows,
+        hyper: Hyper,
+    ) -> Tuned:
+        """The same for predictions that are made by `outputs(gaussian, x, rng)`: weights drawn for each scale."""
+        scales = SCALES[::3]
+        some = rows.some(ROWS)
+        total = torch.zeros(len(scales), dtype=torch.float64)
+        for k, scale in enumerate(scales):
+            try:
+                gaussian = self.curvature.gaussian(scale * self.prior)
+            except ValueError:  # not positive definite: too little prior for the rounding of the curvature
+                total[k] = torch.inf
+                continue
+            for x, y in some.ordered(1024, self.run.device):
+                rng = torch.Generator().manual_seed(self.run.seed)  # the same draws for every batch and scale
+                total[k] += _nll(likelihood, outputs(gaussian, x, rng), y, hyper)
+        return self._best(scales, total / len(some))
+
+    def _best(self, scales: Sequence[float], nll: Tensor) -> Tuned:
+        nll = torch.where(nll.isfinite(), nll, torch.inf)
+        best = int(nll.argmin())
+        self._warn_at_an_end(best, scales, "validation likelihood")
+        tuned = self._given_or_above(scales[best])
+        return Tuned(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
+
+    def _given_or_above(self, scale: float) -> Tuned:
+        """A multiple of the prior, or the next above it where rounding leaves the precision positive definite."""
+        for _ in range(6):
+            try:
+                return self.given(scale)
+            except ValueError:
+                scale *= 10**0.5
+        return self.given(scale)
+
+    def _warn_at_an_end(self, best: int, scales: Sequence[float], what: str) -> None:
+        if 0 < best < len(scales) - 1:
+            return
+        advice = "the posterior then hardly differs from its point: these rows ask for no more doubt than that has"
+        if what == "validation likelihood":
+            advice += "; precision='evidence' asks the training rows instead, and is wider far from the data"
+        if best == 0:
+            advice = "give the task another prior, or set precision= yourself"
+        self.run.warnings.append(
+            f"the {what} is best at the end of the range of prior precisions looked at ({scales[best]:.2g} times the "
+            f"given one): {advice}"
+        )
+
+    def _report(self, gaussian: Gaussian, scale: float | None) -> dict[str, Any]:
+        evidence = log_evidence(self.log_likelihood, self.weights, gaussian.prior, gaussian.log_det())
+        report: dict[str, Any] = {"log_marginal_likelihood": evidence}
+        if scale is not None:
+            report["prior_precision_multiple"] = scale
+            lowest, highest = float(gaussian.prior.min()), float(gaussian.prior.max())
+            report["prior_precision"] = lowest if lowest == highest else [lowest, highest]
+        return report
+
+
+def _usable(path: Path) -> list[float]:
+    """The scales at which the precision is positive definite beyond rounding."""
+    scales = [scale for scale in SCALES if scale > path.lowest]
+    if len(scales) < 2:
+        raise ValueError(
+            f"the curvature is so much larger than the prior that rounding hides the prior (a prior {path.lowest:.2g} "
+            "times as precise would be needed): raise the prior's precision, or compute in float64"
+        )
+    return scales
+
+
+def log_evidence(log_likelihood: float, weights: Tensor, prior: Tensor, log_det: float) -> float:
+    """The Laplace approximation of the log marginal likelihood."""
+    prior = prior.double()
+    fit = float((prior * weights.double().to(prior.device).square()).sum())
+    return log_likelihood - 0.5 * (fit - float(prior.log().sum()) + log_det)
+
+
+def _nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> float:
+    return -float(likelihood.predictive(outputs, hyper).log_prob(targets).double().sum())

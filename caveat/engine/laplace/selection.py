@@ -1,0 +1,180 @@
+"""Which weights to be Bayesian about: a score for every weight, and the best of them.
+
+With G the GGN's diagonal, R = sum_n ||dF(x_n)/dw||^2, w the weight and d its prior precision:
+
+    energy     R / (G + d)      how much the outputs would move, were the weight drawn from its own posterior
+    gradient   R                how much the outputs feel the weight
+    variance   1 / (G + d)      the rule of Daxberger et al. 2021: least squared Wasserstein distance under independence
+    sampled    the weight's variance under the posterior of all weights, by samples (`engine/linearised/sampler.py`)
+    sampled_energy   R times that
+    swag       variance of the weight along one epoch of SGD
+    obd        w^2 G / 2        what removing the weight would cost (optimal brain damage)
+    magnitude  |w|
+    random
+
+A weight without curvature (G = 0) does nothing on the rows looked at: its posterior is its prior and the outputs do not
+move with it, so it is left out. The variance rule would take such weights first.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.engine.laplace.sweep import Sweep, places
+from caveat.engine.linearised import marginal_variances
+from caveat.engine.run import Run
+from caveat.network import Network, Params
+from caveat.randomness import seeded
+from caveat.task import Task
+
+__all__ = ["Score", "Selection", "gaussian_wasserstein", "select"]
+
+Score = Literal["energy", "gradient", "variance", "sampled", "sampled_energy", "swag", "obd", "magnitude", "random"]
+
+ROWS = 5_000  # the scores are averages over rows, and more of them would not change which weights are best
+EXACT_UP_TO = 2e9  # gradients of single weights; beyond it a row takes one random cotangent instead of all
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen weights, and what there is to say about the choice."""
+
+    index: Tensor  # ascending, into the concatenation of all selected parameters
+    report: dict[str, Any]
+
+
+def select(
+    task: Task, sweep: Sweep, count: int, score: Score | Tensor, prior: Tensor, run: Run, keep_dead: bool = False
+) -> Selection:
+    """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take).
+
+    A score of -inf is never chosen.
+    """
+    network = sweep.network
+    n = network.n_parameters
+    if isinstance(score, Tensor) and score.numel() != n:
+        raise ValueError(f"score has {score.numel():,} numbers, but the network has {n:,} weights: give one to each")
+    if isinstance(score, Tensor) and keep_dead:  # nothing to ask of the data
+        values = score.detach().flatten().double()
+        best = _best(values, values > -torch.inf, count, "a score of -inf", run)
+        return Selection(best.cpu(), {"weights": len(best), "of": n, "score": "given"})
+    some = torch.linspace(0, len(sweep.rows) - 1, min(len(sweep.rows), ROWS), dtype=torch.float64).long()
+    seen = Sweep(network, sweep.params, sweep.hyper, sweep.rows.part(some), run, "exact", sweep.bfloat16)
+    outputs = seen.jacobian().plan.outputs
+    exact = 2.0 * outputs * n * len(some) <= EXACT_UP_TO
+    ggn, energy = (_flat(found, network) * (len(sweep.rows) / len(some)) for found in seen.scores(exact))
+    values = (
+        score.detach().flatten().to(ggn.device, torch.float64)
+        if isinstance(score, Tensor)
+        else _scores(score, task, sweep, ggn, energy, prior, run)
+    )
+    dead = ~(ggn > 1e-10 * ggn.mean())
+    because = f"no curvature on the {len(some):,} rows looked at (keep_dead=True takes them too)"
+    because += " or a score of -inf" if bool((values == -torch.inf).any()) else ""
+    best = _best(values, (values > -torch.inf) & (~dead | keep_dead), count, because, run)
+    variance = 1 / (ggn + prior.to(ggn))
+    dropped = torch.ones_like(dead)
+    dropped[best] = False
+    report = {
+        "weights": len(best),
+        "of": n,
+        "score": "given" if isinstance(score, Tensor) else score,
+        "score_from": f"{len(some)} rows, {'exact' if exact else 'one random cotangent each'}",
+        "without_curvature": int(dead.sum()),
+        # The paper's distance, under which weights are independent: the root of what the dropped variances sum to.
+        "wasserstein": float(variance[dropped].double().sum().sqrt()),
+        "share_of_variance": float(variance[best].double().sum() / variance.double().sum()),
+        "share_of_energy": float((energy / (ggn + prior.to(ggn)))[best].double().sum())
+        / max(float((energy / (ggn + prior.to(ggn))).double().sum()), 1e-300),
+    }
+    return Selection(best.cpu(), report)
+
+
+def _best(values: Tensor, allowed: Tensor, count: int, because: str, run: Run) -> Tensor:
+    """Places of the highest scores, in order; `because` says what keeps the others from being chosen."""
+    if bool(values.isnan().any()):
+        raise ValueError("the score holds NaN: give every weight a number")
+    found = int(allowed.sum())
+    if not found:
+        raise ValueError(f"no weight can be chosen: all have {because}")
+    if found < count:
+        run.warnings.append(
+            f"weights={count:,} were asked for, but only {found:,} of {len(values):,} can be chosen: the others have "
+            f"{because}"
+        )
+    return values.masked_fill(~allowed, -torch.inf).topk(min(count, found)).indices.sort().values
+
+
+def _scores(score: Score, task: Task, sweep: Sweep, ggn: Tensor, energy: Tensor, prior: Tensor, run: Run) -> Tensor:
+    weights = _flat(sweep.params, sweep.network)
+    if score == "energy":
+        return energy / (ggn + prior.to(ggn))
+    if score == "gradient":
+        return energy
+    if score == "variance":
+        return 1 / (ggn + prior.to(ggn))
+    if score in ("sampled", "sampled_energy"):
+        part = run.child("marginal")
+        found = marginal_variances(task, sweep.network, sweep.params, sweep.hyper, prior, part).to(ggn)
+        run.absorb(part)
+        return found if score == "sampled" else energy * found
+    if score == "obd":
+        return 0.5 * weights.square() * ggn
+    if score == "magnitude":
+        return weights.abs()
+    if score == "swag":
+        return _flat(path_variance(task, sweep, run), sweep.network)
+    rng = torch.Generator().manual_seed(run.seed)
+    return torch.rand(len(ggn), generator=rng, dtype=torch.float64).to(ggn.device)
+
+
+def path_variance(task: Task, sweep: Sweep, run: Run, rate: float = 0.05, looks: int = 50) -> Params:
+    """The variance of each weight over one epoch of SGD at a constant rate, looked at `looks` times."""
+    network = sweep.network.with_fixed(sweep.params)
+    own = dict(network.module.named_parameters())
+    weights = {name: own[name].requires_grad_() for name in network.names}
+    optimizer = torch.optim.SGD(weights.values(), rate, momentum=0.9)
+    seed = int(torch.randint(2**62, (), generator=run.rng))
+    order = torch.randperm(task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(
+        max(2, task.n // task.train.batch_size)
+    )
+    mean = {name: torch.zeros_like(w) for name, w in weights.items()}
+    spread = {name: torch.zeros_like(w) for name, w in weights.items()}
+    every, seen = max(1, len(order) // looks), 0
+    with seeded(seed, network.device), run.bar(task.n, "row") as bar:
+        for step, (x, y) in enumerate(task.train.batches(order, network.device)):
+            optimizer.zero_grad(set_to_none=True)
+            outputs = network.training_pass(x)
+            (-task.log_joint(outputs, y, weights, sweep.hyper) / task.n).backward()
+            torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
+            optimizer.step()
+            bar.update(len(y))
+            if (step + 1) % every == 0:
+                seen += 1
+                with torch.no_grad():
+                    for name, weight in weights.items():
+                        before = weight - mean[name]
+                        mean[name] += before / seen
+                        spread[name] += before * (weight - mean[name])
+    run.gradient_evaluations += 1
+    return {name: value / max(seen, 1) for name, value in spread.items()}
+
+
+def gaussian_wasserstein(covariance: Tensor, other: Tensor) -> float:
+    """The 2-Wasserstein distance between Gaussians of equal mean.
+
+    W^2 = tr(A + B - 2 (B^1/2 A B^1/2)^1/2)
+    """
+    root = _root(other)
+    return float((covariance + other - 2 * _root(root @ covariance @ root)).trace().clamp_min(0).sqrt())
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+
+
+def _flat(values: Params, network: Network) -> Tensor:
+    return torch.cat([values[name].flatten() for name in places(network)])

@@ -1,0 +1,404 @@
+"""Sums over the data that a curvature is made of: one pass each, over ranks, kept and resumed.
+
+With F_n = R_n^T J_n, where R_n R_n^T is the Fisher information of row n's outputs, the GGN is sum_n F_n^T F_n. A row of
+F_n is one cotangent (a column of R_n) sent back through the network.
+
+    full       H = sum F^T F over chosen weights, in blocks         rows       F itself, where it has fewer rows than H
+    diagonal   sum F^2, exact, for every weight                      kronecker  A = sum a a^T, G = sum g g^T by layer
+    energy     sum J^2, what the outputs feel of each weight         low_rank   the GGN's dominant directions
+
+`fisher="mc"` replaces the columns of R_n by one random combination of them, R_n e: right on average, and one cotangent
+instead of many.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, map_tensors
+from caveat.engine.cost import forward_flops
+from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Full, Rows
+from caveat.engine.laplace.layer_gaussians import Diagonal, Kronecker, Layered, factors
+from caveat.engine.row_gradients import Elementwise, Here, Jacobian, Product, evenly, one_hot
+from caveat.engine.run import Run
+from caveat.engine.working_memory import working_numbers
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.randomness import normals
+from caveat.rows import Rows as DataRows
+
+__all__ = ["Fisher", "Sweep", "exact_columns"]
+
+Fisher = Literal["exact", "mc"]
+
+GRAM_ROWS = 4096  # rows of F that are multiplied at once
+GRAM_BLOCK = 4096  # columns of H that are updated at once
+
+
+@dataclass
+class Sweep:
+    """Passes over data for the curvature at one point."""
+
+    network: Network
+    params: Params  # with buffers, as a draw has them
+    hyper: Hyper
+    rows: DataRows
+    run: Run
+    fisher: Fisher = "exact"
+    bfloat16: bool = False
+    log_likelihood: float = math.nan  # of all rows, as the last pass over them found it
+
+    def jacobian(self, index: Tensor | None = None) -> Jacobian:
+        """The Jacobian at this point."""
+        first = torch.arange(min(3, len(self.rows)))
+        x, _ = next(iter(self.rows.batches([first], self.network.device)))
+        return Jacobian(self.network, self.params, x, index, bfloat16=self.bfloat16)
+
+    def cotangents(self, here: Here, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+        """Columns of R for all rows at once, in the outputs' layout."""
+        likelihood, outputs = self.network.likelihood, here.outputs
+        if self.fisher == "mc":
+            yield likelihood.sample_noise(outputs, y, self.hyper, rng)
+            return
+        factor = likelihood.fisher_factor(outputs, y, self.hyper)  # [B, ..., C, rank]
+        flat = factor.flatten(1, -3) if factor.ndim > 3 else factor.unsqueeze(1)  # [B, positions, C, rank]
+        for position in range(flat.shape[1]):
+            for k in range(flat.shape[3]):
+                v = flat[..., k]
+                if flat.shape[1] > 1:
+                    v = torch.zeros_like(v)
+                    v[:, position] = flat[:, position, :, k]
+                yield v.reshape(factor.shape[:-1]).movedim(-1, likelihood.output_axis)
+
+    def rank(self) -> int:
+        """Cotangents of a row."""
+        if self.fisher == "mc":
+            return 1
+        x, y = next(iter(self.rows.batches([torch.arange(1)], self.network.device)))
+        with torch.no_grad():
+            return exact_columns(self.network, self.network(self.params, x), y, self.hyper)
+
+    def full(self, index: Tensor | None) -> Full:
+        """The GGN over chosen weights."""
+        jacobian = self.jacobian(index)
+        n, rank = jacobian.size, self.rank()
+        gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
+        # Of a last layer's rows not only gradients are held, but [D, D] too, which may be more than [n].
+        columns = rank if jacobian.order is None else max(rank, -(-(jacobian.plan.outputs**2) // n))
+
+        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            phi = here.features()
+            if phi is not None:
+                r = torch.stack(list(self.cotangents(here, y, rng)), 1).to(gram.total.dtype)  # [B, rank, D]
+                gram.add_outer(r.mT @ r, phi)
+                return
+            for v in self.cotangents(here, y, rng):
+                gram.add(here.columns(v))
+
+        self._sweep("curvature", jacobian, {"ggn": gram.total}, add, rank, jacobian.rows_at_once(columns), gram.flush)
+        return Full(gram.symmetric())
+
+    def stacked(self, index: Tensor | None) -> Rows:
+        """All rows of F, for the dual form."""
+        jacobian, rank = self.jacobian(index), self.rank()
+        total = self._zeros(len(self.rows) * rank, jacobian.size)
+        offset = int(self.run.ranks.part(torch.arange(len(self.rows)))[:1].sum()) * rank
+        filled = self._zeros(1, dtype=torch.long)
+
+        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(here, y, rng):
+                start = offset + int(filled)
+                total[start : start + len(y)] = here.columns(v).to(total.dtype)
+                filled.add_(len(y))
+
+        self._sweep("curvature", jacobian, {"rows": total, "filled": filled}, add, rank, jacobian.rows_at_once(rank))
+        return Rows(total)
+
+    def diagonal(self) -> Params:
+        """The exact diagonal of the GGN."""
+        jacobian = self.jacobian()
+        totals = {name: torch.zeros_like(self.params[name]) for name in self.network.names}
+
+        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(here, y, rng):
+                _add_to(totals, here.squares(v))
+
+        self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
+        return totals
+
+    def scores(self, exact: bool) -> tuple[Params, Params]:
+        """The diagonals of the GGN and of sum J^T J, in one pass; from one random cotangent each unless exact."""
+        jacobian = self.jacobian()
+        kinds = ("ggn", "energy")
+        totals = {f"{k}/{n}": torch.zeros_like(self.params[n]) for k in kinds for n in self.network.names}
+
+        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            if exact:
+                noise, plain = self.cotangents(here, y, rng), one_hot(here.outputs)
+            else:
+                outputs = here.outputs
+                signs = torch.randint(0, 2, outputs.shape, generator=rng).to(outputs) * 2 - 1
+                noise = iter([self.network.likelihood.sample_noise(outputs, y, self.hyper, rng)])
+                plain = iter([signs])
+            for kind, cotangents in (("ggn", noise), ("energy", plain)):
+                for v in cotangents:
+                    _add_to(totals, {f"{kind}/{name}": value for name, value in here.squares(v).items()})
+
+        cost = self.rank() + jacobian.plan.outputs if exact else 2
+        self._sweep("selection", jacobian, totals, add, cost, jacobian.rows_at_once())
+        ggn, energy = ({n: totals[f"{kind}/{n}"] for n in self.network.names} for kind in kinds)
+        return ggn, energy
+
+    def layered(self, kronecker: bool) -> Layered:
+        """Each parameter's diagonal or, with `kronecker`, a Kronecker product for every linear and convolution."""
+        if not kronecker:
+            parts: dict[tuple[str, ...], Diagonal | Kronecker] = {
+                (name,): Diagonal(value.flatten()) for name, value in self.diagonal().items()
+            }
+            return Layered(parts, places(self.network))
+        jacobian = self.jacobian()
+        x, _ = next(iter(self.rows.batches([torch.arange(min(2, len(self.rows)))], self.network.device)))
+        layers = kronecker_layers(jacobian.at(x))
+        covered = {name for layer in layers for name in layer}
+        rest = [name for name in self.network.names if name not in covered]
+        totals: Params = {name: torch.zeros_like(self.params[name]) for name in rest}
+        for weight, *bias in layers:
+            o, i = len(self.params[weight]), self.params[weight][0].numel() + len(bias)
+            totals |= {f"{weight}|A": self._zeros(i, i), f"{weight}|G": self._zeros(o, o)}
+            totals[f"{weight}|count"] = self._zeros()
+
+        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            for number, v in enumerate(self.cotangents(here, y, rng)):
+                if rest:
+                    _add_to(totals, here.squares(v, rest))
+                _add_factors(here, here.gradients(v), layers, totals, with_inputs=number == 0)
+
+        self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
+        parts = {(name,): Diagonal(totals[name].flatten()) for name in rest}
+        for names in layers:
+            a, g, count = (totals[f"{names[0]}|{key}"] for key in ("A", "G", "count"))
+            parts[names] = Kronecker(a, g, count, len(names) > 1)
+        return Layered(parts, places(self.network))
+
+    def products(self, vectors: Tensor, label: str = "curvature") -> Tensor:
+        """The GGN of all weights times vectors [K, n]."""
+        jacobian, rank = self.jacobian(), self.rank()
+        total = torch.zeros_like(vectors)
+
+        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(here, y, rng):
+                f = here.columns(v).to(vectors.dtype)  # [B, n]
+                total.addmm_((f @ vectors.T).T, f)
+
+        self._sweep(label, jacobian, {"products": total}, add, rank, jacobian.rows_at_once(rank))
+        return total
+
+    def low_rank(self, rank: int, passes: int = 3) -> Rows:
+        """The GGN's `rank` largest eigenvalues and their vectors, by subspace iteration on a few vectors more.
+
+        With Y = GGN Q for orthonormal Q, the last pass is a Nystrom approximation Y (Q^T Y)^-1 Y^T, which is at most
+        the GGN and never loses what the iteration has found.
+        """
+        n = self.network.n_parameters
+        count = min(n, rank + 10)
+        rng = torch.Generator().manual_seed(self.run.seed)
+        like = next(iter(self.params.values()))
+        q = normals((count, n), rng, like)
+        for number in range(passes):
+            q = torch.linalg.qr(q.T).Q.T  # [count, n], orthonormal rows
+            y = self.products(q, f"curvature-{number}")
+            previous, q = q, y
+        inner = (previous @ y.T).double()
+        values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+        # Below what rounding leaves in y, an eigenvalue is noise, and dividing by its root would make it large.
+        kept = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
+        half = (vectors[:, kept] / values[kept].sqrt()).T.to(y.dtype) @ y  # half^T half = the approximation
+        _, singular, basis = torch.linalg.svd(half, full_matrices=False)
+        return Rows((singular.unsqueeze(1) * basis)[:rank].contiguous())
+
+    def traces(self) -> Tensor:
+        """The trace of every row's Fisher information, [N]: how much it can add to any curvature."""
+        likelihood = self.network.likelihood
+        found = []
+        with torch.no_grad(), self.run.bar(len(self.rows), "row") as bar:
+            for x, y in self.rows.ordered(4 * self.rows.batch_size, self.network.device):
+                found.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
+                bar.update(len(y))
+        self.run.flops += self._forward_flops(x) * len(self.rows)
+        return torch.cat(found)
+
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        like = next(iter(self.params.values()))
+        return torch.zeros(shape, dtype=dtype or like.dtype, device=self.network.device)
+
+    def _forward_flops(self, x: Inputs) -> float:
+        """Of one row."""
+        return forward_flops(self.network, self.params, map_tensors(lambda t: t[:1] if t.ndim else t, x))
+
+    def _sweep(
+        self,
+        label: str,
+        jacobian: Jacobian,
+        totals: Params,
+        add: Callable[[Here, Tensor, torch.Generator], None],
+        cotangents: int,
+        size: int,
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        """One pass over this rank's rows; `add` writes into `totals`, which are then summed over ranks."""
+        part = self.run.child(label)
+        ranks = self.run.ranks
+        mine = ranks.part(torch.arange(len(self.rows)))
+        totals = totals | {"log_likelihood": self._zeros(dtype=torch.float64)}
+        done = 0
+        resumed = part.resume() if ranks.size == 1 else None
+        if resumed is not None:
+            done = resumed[1]["rows"]
+            for name, value in resumed[0]["totals"].items():
+                totals[name].copy_(value)
+        flops = 0.0
+        left = mine[done:]  # how many rows a pass takes may be another number than before
+        order = list(torch.split(left, evenly(len(mine), size))) if len(left) else []
+        with part.bar(len(mine), "row") as bar:
+            bar.update(done)
+            for piece, (x, y) in zip(order, self.rows.on(self.run.device).batches(order, self.run.device), strict=True):
+                if not flops:
+                    flops = self._forward_flops(x)
+                rng = torch.Generator().manual_seed(part.seed + int(piece[0]))
+                here = jacobian.at(x)
+                totals["log_likelihood"] += self.network.likelihood.log_prob(here.outputs, y, self.hyper).sum()
+                add(here, y, rng)
+                del here  # before the next pass is made: two would be held at once
+                done += len(y)
+                bar.update(len(y))
+                if ranks.size == 1 and part.checkpoint_due():
+                    flush()
+                    part.checkpoint({"totals": totals}, {"rows": done})
+        flush()
+        ranks.add(totals.values())
+        self.log_likelihood = float(totals["log_likelihood"])
+        part.gradient_evaluations += cotangents
+        part.flops += flops * len(self.rows) * (1 + 2 * cotangents)
+        self.run.absorb(part)
+
+
+def places(network: Network) -> dict[str, slice]:
+    """Where each parameter is in the concatenation of all of them."""
+    found, before = {}, 0
+    own = dict(network.module.named_parameters())
+    for name in network.names:
+        found[name] = slice(before, before + own[name].numel())
+        before += own[name].numel()
+    return found
+
+
+def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyper) -> int:
+    """How many cotangents a row's Fisher information takes."""
+    shape = network.likelihood.fisher_factor(outputs[:1], targets[:1], hyper).shape
+    return math.prod(shape[1:-2]) * shape[-1]
+
+
+def kronecker_layers(here: Here) -> list[tuple[str, ...]]:
+    """Weights, each with the bias of the same layer, that a Kronecker product can stand for."""
+    found = []
+    by_name = here.by_name()
+    for name, uses in here.products().items():
+        if any(use.groups > 1 or use.outputs != len(use.weight) for use, _ in uses):
+            continue
+        points = {point for _, point in uses}
+        biases = [
+            other
+            for other, places in by_name.items()
+            if {point for _, point in places} == points and all(isinstance(use, Elementwise) for use, _ in places)
+        ]
+        found.append((name, *biases))
+    return found
+
+
+def _add_factors(
+    here: Here, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
+) -> None:
+    for name, *bias in layers:
+        for use, point in here.factored(name):
+            step = max(1, working_numbers(here.outputs) // _numbers(use, gradients[point]))
+            for start in range(0, use.rows, step):
+                rows = slice(start, min(start + step, use.rows))
+                a, g = factors(use, gradients[point], rows, bool(bias), inputs=with_inputs)  # [n, I, T], [n, O, T]
+                flat = g.transpose(0, 1).flatten(1).to(totals[f"{name}|G"].dtype)
+                totals[f"{name}|G"].addmm_(flat, flat.T)
+                if with_inputs:
+                    flat = a.transpose(0, 1).flatten(1).to(flat.dtype)
+                    totals[f"{name}|A"].addmm_(flat, flat.T)
+                    totals[f"{name}|count"] += flat.shape[1]
+
+
+def _numbers(use: Product, g: Tensor) -> int:
+    """Numbers in one row's patches."""
+    return max(1, use.weight[0].numel() * g.numel() // max(use.outputs * use.rows, 1))
+
+
+def _add_to(totals: Params, found: Params) -> None:
+    for name, value in found.items():
+        totals[name] += value
+
+
+class _Gram:
+    """H += F^T F from pieces of F, a few thousand rows at once, the lower triangle only.
+
+    Weights of a last layer (see `Here.features`) are summed in the order of the outputs they belong to.
+    """
+
+    def __init__(self, total: Tensor, order: Tensor | None) -> None:
+        self.total, self.order = total, order
+        self.waiting: list[Tensor] = []
+
+    def add(self, f: Tensor) -> None:
+        self.waiting.append(f if self.order is None else f[:, self.order.flatten()])
+        if sum(map(len, self.waiting)) >= GRAM_ROWS:
+            self.flush()
+
+    def add_outer(self, fisher: Tensor, phi: Tensor) -> None:
+        """H += sum_n fisher_n x phi_n phi_n^T, Kronecker products of [D, D] and [I, I]: F^T F of a last layer."""
+        phi = phi.to(self.total.dtype)
+        (n, d, _), width = fisher.shape, phi.shape[1]
+        total = self.total.view(d, width, d, width)
+        step = max(1, working_numbers(phi) // (n * d * width))
+        for start in range(0, d, step):
+            stop = min(start + step, d)
+            scaled = fisher[:, start:stop, :stop, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
+            found = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
+            total[start:stop, :, :stop] += found.transpose(0, 1)
+
+    def flush(self) -> None:
+        if not self.waiting:
+            return
+        f = torch.cat(self.waiting)
+        f = f if self.total.dtype == torch.float32 else f.to(self.total.dtype)
+        self.waiting = []
+        n = len(self.total)
+        for start in range(0, n, GRAM_BLOCK):
+            stop = min(start + GRAM_BLOCK, n)
+            target = self.total[start:, start:stop]
+            if f.dtype == target.dtype:
+                target.addmm_(f[:, start:].T, f[:, start:stop])
+            elif f.device.type == "cuda" and f.dtype == torch.bfloat16 and target.dtype == torch.float32:
+                target += torch.mm(f[:, start:].T, f[:, start:stop], out_dtype=target.dtype)
+            else:
+                target.addmm_(f[:, start:].T.to(target.dtype), f[:, start:stop].to(target.dtype))
+
+    def symmetric(self) -> Tensor:
+        """The whole matrix."""
+        n = len(self.total)
+        for start in range(0, n, GRAM_BLOCK):
+            stop = min(start + GRAM_BLOCK, n)
+            square = self.total[start:stop, start:stop]
+            square.copy_(square.tril() + square.tril(-1).T)
+            self.total[start:stop, stop:] = self.total[stop:, start:stop].T
+        if self.order is None:
+            return self.total
+        back = self.order.flatten().argsort()
+        return self.total[back.unsqueeze(1), back]

@@ -1,0 +1,38 @@
+"""A network as a linear model: f(x, w) ~ f(x, w*) + J(x) (w - w*), with posterior samples of all its weights.
+
+    z ~ N(0, (J^T B J + diag(a))^-1),   B = Fisher information of the likelihood at the outputs
+
+    jacobian_features        the Jacobian as features, by products with K vectors
+    fisher_noise             B, row by row
+    linearised_network       the linear model: its noise, its offset, its posterior mean
+    sampler                  samples in groups, kept as they are made, and marginal variances from them
+    covariance_temperature   the width that makes validation rows most likely
+
+Called by SampledLaplace, and by SubnetworkLaplace where its score needs marginal variances of all weights.
+"""
+
+from caveat.engine.linearised.covariance_temperature import best_temperature
+from caveat.engine.linearised.jacobian_features import NetworkFeatures
+from caveat.engine.linearised.sampler import (
+    NEGLIGIBLE,
+    Sampler,
+    check_shifts,
+    copies_of_the_weights,
+    inputs_as_rows,
+    linearise,
+    marginal_variances,
+    normalisations,
+)
+
+__all__ = [
+    "NEGLIGIBLE",
+    "NetworkFeatures",
+    "Sampler",
+    "best_temperature",
+    "check_shifts",
+    "copies_of_the_weights",
+    "inputs_as_rows",
+    "linearise",
+    "marginal_variances",
+    "normalisations",
+]

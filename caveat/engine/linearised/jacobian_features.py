@@ -1,0 +1,215 @@
+"""A network's Jacobian at fixed weights as features of a linear model, by products with K vectors at once.
+
+    block.forward(z)  = J_B z      [K, d] -> [K, B, m]      jvp
+    block.backward(v) = J_B^T v    [K, B, m] -> [K, d]      vjp, summed over the block's rows
+
+In float16 products round as in TF32, which GPUs have for float32, at twice its rate. (bfloat16 has three bits fewer,
+and solvers stand still with it.) Its numbers range from 6e-8 to 65,504, so each vector is multiplied by a power
+of two, and the product divided by it.
+
+Parameters lie one after the other in the order of `names`; the outputs of a row are flattened. The forward pass of a
+block is run once, for products both ways; n rows take no more memory than a block of them.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, slices, tensors
+from caveat.engine.cost import free_bytes
+from caveat.engine.linear_model import Noise, times
+from caveat.engine.row_gradients import Jacobian
+from caveat.engine.tangents import Program
+from caveat.engine.torch_settings import full_precision, refuse_inference_mode
+from caveat.network import Network, Params
+from caveat.rows import Rows
+
+__all__ = ["NetworkBlock", "NetworkFeatures"]
+
+# Numbers in the largest tangents of eight vectors and one block: what the caches hold, what fills a GPU.
+_CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
+_PROGRAMS = 4  # shapes of inputs whose steps a network keeps: tracing takes longer than a prediction for a few rows
+
+
+class NetworkFeatures:
+    """The Jacobian of a network's outputs at fixed weights, in evaluation mode.
+
+    Args:
+        network: the network.
+        params: where it is linearised (with buffers, as a draw has them).
+        rows: the data.
+        names: the parameters of the linear model; all of the network's unless given.
+        block_rows: rows in a block of a pass in order; chosen by memory unless given.
+        float16: make convolutions and products of matrices in float16.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        params: Params,
+        rows: Rows,
+        *,
+        names: Sequence[str] | None = None,
+        block_rows: int | None = None,
+        float16: bool = False,
+    ) -> None:
+        refuse_inference_mode()
+        self.network, self.params, self.float16 = network, params, float16
+        self.names = network.names if names is None else tuple(names)
+        unknown = [name for name in self.names if name not in params]
+        if unknown or not self.names:
+            raise ValueError(f"names={list(self.names)[:8]} must be among the parameters: {list(params)[:8]} ...")
+        self.dtype, self.device = network.dtype, network.device
+        self.data, self.rows = rows.on(self.device), len(rows)
+        self.size = sum(params[name].numel() for name in self.names)
+        first = torch.arange(min(2, self.rows))
+        x, _ = next(self.data.batches([first], self.device))
+        program = self._found(x, float16=False)
+        self.output_shape = program.output_shape  # of a row
+        self.outputs = self.output_shape.numel()
+        if not program.checked:
+            with full_precision(self.device):
+                self._check(program, x)
+            program.checked = True
+        each = max(program.largest // len(first), 1)  # numbers of one row in the largest tangent
+        # About a dozen such tangents, of four bytes a number, are there at a time.
+        room = (free_bytes(self.device) or 0) // 64
+        numbers = min(_GPU_NUMBERS, room) if self.device.type == "cuda" else _CPU_NUMBERS
+        # Fewer rows than this, and a block costs more for the tangents of weights than for those of activations.
+        enough = 2 * self.size // max(program.activations // len(first), 1)
+        self.block_rows = block_rows or max(1, numbers // (8 * each), min(enough, numbers // each))
+        self.norm = torch.cat([params[name].flatten() for name in self.names]).norm().clamp_min(1e-30)
+        self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
+
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator["NetworkBlock"]:
+        """All rows in order, in blocks of a fixed size; or one block for each tensor of row numbers."""
+        chosen = list(torch.arange(self.rows).split(self.block_rows)) if order is None else list(order)
+        for index, (x, y) in zip(chosen, self.data.batches(chosen, self.device), strict=True):
+            yield NetworkBlock(self, index.to(self.device), x, y)
+
+    def of(self, rows: Tensor) -> "NetworkFeatures":
+        """Of some of the rows."""
+        own = copy.copy(self)
+        own.data, own.rows = self.data.part(rows.to(self.data.indices.device)), len(rows)
+        return own
+
+    def program(self, x: Inputs) -> Program:
+        """The network's steps for inputs of this shape."""
+        return self._found(x, self.float16)
+
+    def _found(self, x: Inputs, float16: bool) -> Program:
+        """Traced once: the network keeps the last few, each with the weights that it is for."""
+        key = (self.names, float16, *((t.shape, t.dtype) for t in tensors(x)))
+        at = [(value, value._version) for value in self.params.values()]
+        kept: dict[Any, tuple[list[tuple[Tensor, int]], Program]] = self.network.found.setdefault("programs", {})
+        before, program = kept.pop(key, ([], None))
+        same = len(at) == len(before) and all(
+            value is other and version == earlier for (value, version), (other, earlier) in zip(at, before, strict=True)
+        )
+        if program is None or not same:
+            program = Program(self.network, self.params, self.names, x, float16)
+        kept[key] = (at, program)  # the last to be dropped
+        while len(kept) > _PROGRAMS:
+            del kept[next(iter(kept))]
+        return program
+
+    def curvature_diagonal(self, noise: Noise, counted: Callable[[int, int], None] | None = None) -> Tensor:
+        """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
+        x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
+        jacobian = Jacobian(self.network.restricted(self.names), self.params, x, bfloat16=self.float16)
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
+            factor = noise.factor(block)
+            here = jacobian.at(block.x)
+            for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):
+                v = times(factor, unit.expand(1, len(factor), -1))[0]
+                squares = here.squares(v.reshape(here.outputs.shape).contiguous())
+                total += torch.cat([squares[name].flatten() for name in self.names])
+            if counted is not None:
+                counted(int(block.index[-1]) + 1, self.rows)
+        return total.to(self.dtype)
+
+    def _check(self, program: Program, x: Inputs) -> None:
+        """Compare with autograd, for each row alone: custom derivatives, or rows that depend on each other, show."""
+        saved, outputs = program.run(x)
+        rng = torch.Generator().manual_seed(0)
+        v = torch.randn((1, *outputs.shape), generator=rng, dtype=torch.float64).to(outputs)
+        ours = program.pull(saved, v)[0].split(program.sizes)
+        program.push(saved, torch.zeros(1, self.size, dtype=self.dtype, device=self.device))
+        each = [self._of_a_row(number, row, v[0, number]) for number, row in enumerate(slices(x, 1))]
+        theirs = [sum(parts[1:], start=parts[0]) for parts in zip(*each, strict=True)]
+        tolerance = 1e-6 if self.dtype == torch.float64 else 0.01
+        scale = max(float(g.norm()) for g in theirs)
+        wrong = [
+            name
+            for name, mine, g in zip(self.names, ours, theirs, strict=True)
+            if not float((mine - g.flatten()).norm()) <= tolerance * max(float(g.norm()), 0.01 * scale)
+        ]
+        if wrong:
+            raise ValueError(
+                f"the derivatives of {', '.join(wrong[:3])} are not those that autograd gives for a row alone: a "
+                "custom autograd function, or an operation over the batch axis, cannot be linearised; leave those "
+                "parameters out, or replace the layer"
+            )
+
+    def _of_a_row(self, number: int, row: Inputs, v: Tensor) -> tuple[Tensor, ...]:
+        """J^T v of a row by autograd, parameter by parameter."""
+        own = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
+        with torch.enable_grad():
+            total = (self.network(self.params | own, row).flatten() * v).sum()
+            found = torch.autograd.grad(total, list(own.values()), allow_unused=True, materialize_grads=True)
+        bad = [name for name, g in zip(own, found, strict=True) if not g.isfinite().all()]
+        if bad:
+            raise ValueError(
+                f"the derivatives of row {number} by {bad[0]} hold NaN or infinity: look at that row, and whether the "
+                "network takes a root or a logarithm of zero, or divides by it"
+            )
+        return found
+
+
+class NetworkBlock:
+    """Some rows, and the network's forward pass there."""
+
+    def __init__(self, features: NetworkFeatures, index: Tensor, x: Inputs, targets: Tensor) -> None:
+        self.index, self.x, self.targets = index, x, targets
+        self.features, self.at_once, self.program = features, features.at_once, features.program(x)
+        self.saved, self.outputs = self.program.run(x)  # outputs: [B, m]
+        if features.float16 and not self.outputs.isfinite().all():
+            row = int(index[(~self.outputs.isfinite()).any(1).nonzero()[0]])
+            raise ValueError(
+                f"the network's numbers at row {row} leave the range of float16, which ends at 65,504: use "
+                "arithmetic='full', or inputs of a smaller scale"
+            )
+
+    def forward(self, z: Tensor) -> Tensor:
+        """J z, [K, d] -> [K, B, m]."""
+        return torch.cat([self._pushed(part) for part in z.split(self.at_once)])
+
+    def backward(self, v: Tensor) -> Tensor:
+        """J^T v, [K, B, m] -> [K, d]."""
+        parts = [self._pulled(part) for part in v.split(self.at_once)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _pushed(self, z: Tensor) -> Tensor:
+        if not self.features.float16:
+            return self.program.push(self.saved, z)
+        return _in_range(lambda z: self.program.push(self.saved, z), z, z.norm(dim=1) / self.features.norm)
+
+    def _pulled(self, v: Tensor) -> Tensor:
+        if not self.features.float16:
+            return self.program.pull(self.saved, v)
+        return _in_range(lambda v: self.program.pull(self.saved, v), v, v.abs().amax((1, 2)))
+
+
+def _in_range(product: Callable[[Tensor], Tensor], given: Tensor, size: Tensor) -> Tensor:
+    """A linear product in float16 of K vectors, each by a power of two that takes its size [K] to about one."""
+    power = torch.where(size > 0, size.log2().round(), 0.0)
+    for less in (0, 8, 16):  # where that is still too much
+        scale = torch.exp2(-power - less)
+        found = product(given * scale.view(-1, *[1] * (given.ndim - 1)))
+        if found.isfinite().all():
+            break
+    return found / scale.view(-1, *[1] * (found.ndim - 1))

@@ -1,0 +1,16 @@
+"""Row gradients: the gradient of every output of every row, for chosen weights, [rows, outputs, weights].
+
+    J_n = d f(x_n, w) / d w   for each row n of a batch, from one forward pass and one backward pass per output
+
+`Jacobian` is what others use. A forward pass is watched (`watched_pass`, `use_tape`, `use_record`), each parameter's
+use in it becomes a rule for its gradient of a row (`function_rules`, `norm_rules`; `uses`, `product_uses`, `patches`),
+and where no rule is known the parameter is copied for each row (`plan_search` decides). `winograd` makes 3x3
+convolutions faster on a CPU. Called by the Laplace methods and by the g-prior of sampled Laplace.
+"""
+
+from caveat.engine.row_gradients.jacobian import Here, Jacobian, evenly, one_hot
+from caveat.engine.row_gradients.product_uses import Product
+from caveat.engine.row_gradients.use_tape import Tape
+from caveat.engine.row_gradients.uses import Elementwise
+
+__all__ = ["Elementwise", "Here", "Jacobian", "Product", "Tape", "evenly", "one_hot"]

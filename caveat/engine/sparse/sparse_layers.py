@@ -1,0 +1,308 @@
+"""A network whose linear and convolutional layers hold few weights, or Gaussians over them, in place of whole tensors.
+
+    y = sum_k m_k x_k + b                                                 point weights
+    y ~ N(sum_k m_k x_k, sum_k s_k^2 x_k^2) + b, a draw a row             local reparameterisation (Kingma et al. 2015)
+
+The weights of all layers lie one after the other in flat tensors, so that an optimiser, a file and a change of which
+weights there are see one tensor each. Biases and every other parameter stay as they are, without a posterior.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from caveat.engine.sparse.kernels import Collector, Geometry, Pattern, apply, apply_pair
+from caveat.network import Network, Params
+
+__all__ = ["Layers", "Layout", "SparseLayer", "Substitute", "candidates", "column_indices", "left_out",
+           "sparse_layers", "weight_name"]  # fmt: skip
+
+_SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
+_GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+NARROW = 48  # channels of convolutions that are taken together on a GPU, measured on an H200; with 64 it is slower
+_TINY = 1e-16  # added to a variance: the gradient of its root stays finite where all inputs are zero
+
+
+class _Draw(torch.autograd.Function):
+    """mean + sqrt(variance) noise, of which the derivative noise / (2 sqrt(variance)) is kept alone."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+        root = (variance + _TINY).sqrt_()
+        ctx.save_for_backward(torch.addcdiv(root.new_zeros(()), noise, root, value=0.5))
+        return torch.addcmul(mean, root, noise)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (slope,) = ctx.saved_tensors
+        return g, g * slope, None
+
+
+class SparseLayer(nn.Module):
+    """In the place of a linear or convolutional layer: what weights it has it is told before a pass."""
+
+    bias: nn.Parameter | None
+    values: Tensor  # [K], or the whole shape without a pattern
+    variance: Tensor | None  # alike; None for point weights
+    indices: Tensor  # once settled
+
+    def __init__(self, layer: Any, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.register_parameter("bias", layer.bias)
+        for name in _SHAPE + _GEOMETRY:  # a module may ask its layer for them
+            if hasattr(layer, name):
+                setattr(self, name, getattr(layer, name))
+        # Of no numbers: says the device and type of a network that has no other parameter left.
+        self.place = nn.Parameter(layer.weight.detach().new_empty(0), requires_grad=False)
+        self.pattern: Pattern | None = None
+        self.collect: Collector | None = None
+        self.calls = 0  # since it was told where to give gradients
+        self.noise: Callable[[Tensor], Tensor] | None = None  # as randn_like, where something else is to draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs; with variances, a draw of them."""
+        self.calls += self.collect is not None
+        if self.variance is None:
+            if self.pattern is None:
+                return self.geometry.dense(x, self.values, self.bias)
+            return apply(x, self.values, self.pattern, self.bias, self.collect)
+        if self.pattern is None:
+            mean, variance = dense_pair(self.geometry, x, self.values, self.variance, self.bias)
+        else:
+            mean, variance = apply_pair(x, self.values, self.variance, self.pattern, self.collect)
+            if self.bias is not None:
+                mean = mean + self.bias.view(-1, *[1] * (len(self.geometry.shape) - 2))
+        noise = torch.randn_like(mean) if self.noise is None else self.noise(mean)
+        if torch.is_grad_enabled():
+            drawn: Tensor = _Draw.apply(mean, variance, noise)
+            return drawn
+        return torch.addcmul(mean, (variance + _TINY).sqrt(), noise)
+
+    def settle(self) -> None:
+        """Keep the present weights and their places as buffers, which move and are saved with a module."""
+        assert self.pattern is not None
+        values, indices = self.values.detach().clone(), self.pattern.indices.clone()
+        del self.values
+        self.register_buffer("values", values)
+        self.register_buffer("indices", indices)
+        self._follow()
+
+    def _follow(self) -> None:
+        if "indices" in self._buffers:
+            self.pattern = Pattern(self.geometry, self.indices)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "SparseLayer":
+        super()._apply(fn, recurse)
+        self._follow()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._follow()
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole weight, for a module that takes it instead of calling the layer, as torch's Transformer may."""
+        if self.variance is not None:
+            raise ValueError(
+                "a module takes the weight of a layer instead of calling the layer, so that its outputs cannot be "
+                "drawn: leave that layer out with parameters=, or, where this came from a prediction, use "
+                "prediction='draws'"
+            )
+        return self.values if self.pattern is None else self.pattern.whole(self.values)
+
+
+def dense_pair(
+    geometry: Geometry, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None, narrow: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Outputs with whole weights `mean` and the bias, and outputs of the squared inputs with weights `variance`.
+
+    Convolutions of at most `narrow` channels (none on a CPU, unless given) become one, of the two weights as blocks on
+    a diagonal: half of its products are with zero, but a GPU takes as long for these few channels as for twice as many.
+    """
+    squares = x * x  # square() would leave bfloat16
+    narrow = (NARROW if x.device.type == "cuda" else 0) if narrow is None else narrow
+    if len(geometry.shape) != 4 or geometry.groups > 1 or max(geometry.shape[:2]) > narrow:
+        return geometry.dense(x, mean, bias), geometry.dense(squares, variance)
+    none = torch.zeros_like(mean)
+    weight = torch.cat([torch.cat([mean, none], 1), torch.cat([none, variance], 1)])
+    offset = None if bias is None else torch.cat([bias, torch.zeros_like(bias)])
+    outputs, spread = geometry.dense(torch.cat([x, squares], 1), weight, offset).chunk(2, 1)
+    return outputs, spread
+
+
+def weight_name(layer: str) -> str:
+    """What a layer's weight is called among a module's parameters; the module itself may be the layer, called ""."""
+    return f"{layer}.weight".removeprefix(".")
+
+
+def candidates(network: Network) -> dict[str, Geometry]:
+    """Every plain linear and convolutional layer of a network, in the module's order."""
+    found = {name: Geometry.of(module) for name, module in network.module.named_modules()}
+    return {name: geometry for name, geometry in found.items() if geometry is not None}
+
+
+class Layers(dict[str, Geometry]):
+    """Layers by name; `first` is the network's first linear or convolutional one, whether or not it is among them."""
+
+    def __init__(self, layers: Mapping[str, Geometry], first: str) -> None:
+        super().__init__(layers)
+        self.first = first
+
+
+def sparse_layers(network: Network) -> Layers:
+    """The layers that can be given by few weights: those with a selected weight of their own, and without hooks."""
+    modules = [module for _, module in network.module.named_modules(remove_duplicate=False)]
+    owners = [id(p) for module in network.module.modules() for p in module.parameters(recurse=False)]
+    found = {}
+    for name, geometry in candidates(network).items():
+        module: Any = network.module.get_submodule(name)
+        alone = sum(other is module for other in modules) == 1 and owners.count(id(module.weight)) == 1
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if weight_name(name) in network.names and alone and not hooked:
+            found[name] = geometry
+    if not found:
+        raise ValueError(
+            "the network has no linear or convolutional layer (nn.Linear, nn.Conv1d, nn.Conv2d, not subclasses; padded "
+            "alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) that could be "
+            "made sparse or Bayesian"
+        )
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)  # of any padding, transposed ones and subclasses too
+    return Layers(found, next(name for name, module in network.module.named_modules() if isinstance(module, kinds)))
+
+
+def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:
+    """Selected weights of two axes or more that stay deterministic."""
+    own = dict(network.module.named_parameters())
+    inside = {weight_name(name) for name in layers}
+    return [name for name in network.names if own[name].ndim > 1 and name not in inside]
+
+
+def column_indices(geometry: Geometry, columns: Tensor) -> Tensor:
+    """Flat indices of the weights of a linear layer that reads these of its inputs alone."""
+    rows = torch.arange(geometry.shape[0], dtype=torch.int32, device=columns.device)
+    return (rows[:, None] * geometry.shape[1] + columns.int()).flatten()
+
+
+@dataclass
+class Layout:
+    """Which weights of which layers lie where in the flat tensors."""
+
+    geometries: dict[str, Geometry]
+    counts: dict[str, int]  # of each layer's weights; all of them where it is dense
+    indices: Tensor  # int32: for the layers that are not dense, one after the other, sorted flat indices of the weights
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(self.counts.values())
+
+    def is_dense(self, name: str) -> bool:
+        """Whether a layer has all of its weights."""
+        return self.counts[name] == self.geometries[name].size
+
+    def indices_of(self) -> dict[str, Tensor | None]:
+        """The flat indices of each layer's weights; None for all."""
+        sparse = [name for name in self.counts if not self.is_dense(name)]
+        parts = dict(zip(sparse, self.indices.split([self.counts[name] for name in sparse]), strict=True))
+        return {name: parts.get(name) for name in self.counts}
+
+    def patterns(self) -> dict[str, Pattern | None]:
+        """The same, as layers take them."""
+        return {
+            name: None if own is None else Pattern(self.geometries[name], own)
+            for name, own in self.indices_of().items()
+        }
+
+    def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each layer's part of a flat tensor [..., size]."""
+        return zip(self.counts, flat.split([*self.counts.values()], dim=-1), strict=True)
+
+    def gathered(self, weights: Params) -> Tensor:
+        """The flat tensor of whole weights, by layer name."""
+        parts = []
+        for name, own in self.indices_of().items():
+            flat = weights[name].flatten()
+            parts.append(flat if own is None else flat[own.long()])
+        return torch.cat(parts)
+
+    def whole(self, flat: Tensor) -> Params:
+        """Whole weights, zero where there are none, by parameter name."""
+        patterns = self.patterns()
+        weights = {}
+        for name, part in self.split(flat):
+            pattern = patterns[name]
+            weights[weight_name(name)] = (
+                part.view(self.geometries[name].shape) if pattern is None else pattern.whole(part)
+            )
+        return weights
+
+
+class Substitute:
+    """A network's private copy with sparse layers in it."""
+
+    def __init__(self, network: Network, layout: Layout, rest: Params) -> None:
+        """`rest` has values of other parameters and of buffers, by name."""
+        self.network = network.with_fixed({})
+        self.layers: dict[str, SparseLayer] = {}
+        module = self.network.module
+        for name, geometry in layout.geometries.items():
+            parent, _, child = name.rpartition(".")
+            layer = SparseLayer(module.get_submodule(name), geometry)
+            if name:
+                setattr(module.get_submodule(parent), child, layer)
+            else:
+                module = self.network.module = layer
+            self.layers[name] = layer
+        inside = {weight_name(name) for name in layout.geometries}
+        self.network.names = tuple(name for name in network.names if name not in inside)
+        targets = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in rest.items():
+                if name not in inside:
+                    targets[name].copy_(value)
+        self.arrange(layout)
+
+    def arrange(self, layout: Layout) -> None:
+        """Have the weights where a layout says."""
+        self.layout = layout
+        for name, pattern in layout.patterns().items():
+            self.layers[name].pattern = pattern
+
+    def use(self, values: Tensor, variance: Tensor | None = None) -> None:
+        """Have these weights, and variances of them, in the passes that follow."""
+        spread = None if variance is None else dict(self.layout.split(variance))
+        for name, part in self.layout.split(values):
+            layer = self.layers[name]
+            shape = layer.geometry.shape if layer.pattern is None else part.shape
+            layer.values = part.view(shape)
+            layer.variance = None if spread is None else spread[name].view(shape)
+
+    def collect(self, collectors: dict[str, Collector]) -> None:
+        """Have the gradients of these layers' whole weights given to functions, or none."""
+        for name, layer in self.layers.items():
+            layer.collect, layer.calls = collectors.get(name), 0
+
+    def draw_noise(self, noise: Callable[[Tensor], Tensor] | None) -> None:
+        """Have a function draw the layers' noise, or torch's global generator."""
+        for layer in self.layers.values():
+            layer.noise = noise
+
+    def rest(self) -> Params:
+        """Parameters and buffers beside the layers' weights, as they are now, where they can have changed."""
+        own = dict(self.network.module.named_parameters())
+        kept = {name: own[name].detach().clone() for name in self.network.names}
+        return kept | {name: b.detach().clone() for name, b in self.network.module.named_buffers()}
+
+    def ran_sparse(self) -> float:
+        """The share of the sparse layers' weights whose last pass took a sparse kernel."""
+        sparse = [layer for layer in self.layers.values() if layer.pattern is not None]
+        total = sum(layer.geometry.size for layer in sparse)
+        ran = sum(layer.geometry.size for layer in sparse if getattr(layer.pattern, "ran", None) == "sparse")
+        return ran / total if total else 0.0

@@ -1,0 +1,30 @@
+"""Training: one loop that minimises -log p(D, theta) / N over mini-batches, for every method that trains.
+
+    knobs                  `Training`, every knob of the loop in one dataclass
+    loop                   the loop itself: batches, precision, ranks, checkpoints, early stopping
+    point_training         weights and noise that maximise log p(D, theta)
+    batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
+    temperature_scaling    one number that makes a trained network as sure as it should be
+
+Called by MAP, deep ensembles, SWAG and MC dropout, by the variational methods, and by chains that start from a point.
+"""
+
+from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics
+from caveat.engine.training.knobs import Training
+from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, steps_per_epoch
+from caveat.engine.training.point_training import train_point, warn_if_nothing_was_learned
+from caveat.engine.training.temperature_scaling import fit_temperature
+
+__all__ = [
+    "BatchPart",
+    "Moments",
+    "Training",
+    "Variables",
+    "fit_temperature",
+    "has_batchnorm",
+    "optimise",
+    "refreshed_statistics",
+    "steps_per_epoch",
+    "train_point",
+    "warn_if_nothing_was_learned",
+]

@@ -1,0 +1,381 @@
+"""The one training loop: mini-batch descent on -log p(D, theta) / N, shared by every method that trains.
+
+`optimise` moves tensors given a loss; what the tensors mean is the method's affair (weights, or means and scales of
+weights). A Gaussian prior enters as weight decay added to the gradient, which is its gradient exactly; any other prior
+is in the loss; either way the optimum is the MAP. Only "adamw" decays decoupled, which is not the MAP, and says so.
+An epoch's order, masks and augmentation depend on one number drawn from the run's generator, so a run resumed at an
+epoch's start goes on exactly as it would have.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from caveat.batches import Inputs, first_not_finite, map_tensors
+from caveat.engine.cost import forward_flops
+from caveat.engine.run import Run
+from caveat.engine.training.knobs import Training
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.randomness import seeded
+from caveat.rows import Batch
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch"]
+
+Moments = Callable[[Tensor], list[Tensor]]  # what the optimiser keeps of a tensor, shaped as it is
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """A rank's rows of a step's batch and its share of the prior, so that the ranks' losses sum to the batch's."""
+
+    start: int
+    batch_rows: int
+    prior_share: float
+
+
+class Loss(Protocol):
+    """The loss of a rank's part of a batch, and the outputs: the ranks' losses sum to what is minimised.
+
+    That is -log p(D, theta) / N, less the prior's part where the prior acts as weight decay.
+    """
+
+    def __call__(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Loss and outputs of these rows; `rng` is the same on all ranks."""
+
+
+@dataclass
+class Variables:
+    """The tensors that training moves, in place."""
+
+    weights: Params  # under the prior
+    hyper: Hyper = field(default_factory=dict)  # learned beside them (log noise), or constant when it has no gradient
+    buffers: Params = field(default_factory=dict)  # written by the forward pass (BatchNorm)
+    extra: Params = field(default_factory=dict)  # kept by the method after each epoch (running moments)
+    scales: Params = field(default_factory=dict)  # logarithms, such as those of standard deviations: moved by Adam
+    scale_rate: float = 1e-2  # its highest learning rate
+
+    def groups(self) -> State:
+        """All tensors, by group."""
+        groups = {"weights": self.weights, "hyper": self.hyper, "buffers": self.buffers, "extra": self.extra}
+        return groups | ({"scales": self.scales} if self.scales else {})
+
+    def trained(self) -> list[Tensor]:
+        """What the optimiser moves."""
+        return [t for t in (*self.weights.values(), *self.hyper.values(), *self.scales.values()) if t.requires_grad]
+
+
+def optimise(
+    task: Task,
+    network: Network,
+    variables: Variables,
+    loss: Loss,
+    training: Training,
+    run: Run,
+    *,
+    decay: dict[str, float] | None = None,
+    validate: Callable[[], float] | None = None,
+    after_epoch: Callable[[int], None] | None = None,
+    after_step: Callable[[Moments], None] | None = None,
+    training_flops: float | None = None,
+) -> list[dict[str, float]]:
+    """Train in place; returns the history, one record an epoch.
+
+    `decay` is the weight decay of each weight tensor, where the prior acts so instead of being in the loss. With
+    `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end. `after_step`
+    may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
+    forward and back, where it is not that of the network's own passes.
+    """
+    if training.patience and validate is None:
+        raise ValueError(
+            f"Training(patience={training.patience}) stops on validation data: "
+            "give the task validation=0.1, or a loader"
+        )
+    loop = _Loop(task, network, variables, loss, training, run, _optimizers(variables, training, decay, run))
+    loop.after_step, loop.training_flops = after_step, training_flops
+    loop.restore()
+    with run.bar(training.epochs * loop.steps, "batch") as bar:
+        bar.update(loop.epoch * loop.steps)
+        while loop.epoch < training.epochs and not loop.stale():
+            loop.run_epoch(bar)
+            if after_epoch is not None:
+                after_epoch(loop.epoch)
+            loop.record(None if validate is None else validate())
+            if run.checkpoint_due():
+                loop.keep()
+    if training.patience and loop.best:
+        _copy(loop.best, variables.groups())
+    return loop.history
+
+
+class _Loop:
+    """Where training is: the epoch, the optimiser, the best values so far."""
+
+    def __init__(
+        self,
+        task: Task,
+        network: Network,
+        variables: Variables,
+        loss: Loss,
+        training: Training,
+        run: Run,
+        optimizers: list[torch.optim.Optimizer],
+    ) -> None:
+        self.task, self.network, self.variables, self.loss = task, network, variables, loss
+        self.training, self.run, self.optimizers = training, run, optimizers
+        self.after_step: Callable[[Moments], None] | None = None
+        self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+        self.rows = task.train.on(run.device)
+        self.channels_last = training.channels_last and not _overruns(network, run)
+        if self.channels_last:
+            for tensor in variables.weights.values():
+                tensor.data = _channels_last(tensor.data)
+        self.epoch = 0
+        self.history: list[dict[str, float]] = []
+        self.best: State = {}
+        self.shown = self.looked = 0.0  # when the progress was last shown, and the loss last looked at
+        self.training_flops: float | None = None  # of a row
+
+    def run_epoch(self, bar: Any) -> None:
+        """One pass over the training rows."""
+        run, started = self.run, time.monotonic()
+        seed = int(torch.randint(2**62, (), generator=run.rng))
+        order = torch.randperm(self.task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(self.steps)
+        shares = [positions.tensor_split(run.ranks.size) for positions in order]
+        batches = self.rows.batches([part for s in shares if len(part := s[run.ranks.rank])], run.device)
+        total = torch.zeros((), dtype=torch.float64, device=run.device)
+        with seeded(seed + run.ranks.rank, run.device):  # for randomness inside the module, such as dropout
+            shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
+            own = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
+            for step, parts in enumerate(shares):
+                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad(set_to_none=True)
+                if len(parts[run.ranks.rank]):
+                    x, y = next(batches)
+                    x = x if self.task.augment is None else self.task.augment(x, own)
+                    total += self._backward((x, y), parts, shared, bar)
+                self._move()
+                bar.update()
+        run.ranks.add([total])
+        self.epoch += 1
+        run.gradient_evaluations += 1
+        run.flops += self.task.n * (self.training_flops or 0.0)
+        self._check_finite(float(total), None)
+        rate = self.optimizers[0].param_groups[0]["lr"]
+        seconds = time.monotonic() - started
+        self.history.append({"epoch": self.epoch, "loss": float(total) / self.steps, "rate": rate, "seconds": seconds})
+
+    def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
+        """Add the gradients of this rank's part of a batch; returns its loss."""
+        x, y = batch
+        if self.channels_last:
+            x = map_tensors(_channels_last, x)
+        rank = self.run.ranks.rank
+        occupied = sum(len(part) > 0 for part in parts)
+        part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), 1 / occupied)
+        if self.training_flops is None:
+            weights = self.variables.weights  # only those of the network itself: a method may train others
+            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
+            self.training_flops = 3 * forward_flops(self.network, known, x) / len(y)
+        bfloat16 = self.training.precision == "bfloat16"
+        with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
+            value, outputs = self._loss(x, y, part, rng)
+        value.backward()
+        now = time.monotonic()
+        if self.run.device.type == "cpu" or now - self.looked > 1:  # reading a number waits for the device
+            self.looked = now
+            self._check_finite(float(value.detach()), x)
+        if not bar.disable and now - self.shown > 0.5:
+            self.shown = now
+            bar.set_postfix_str(
+                f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
+            )
+        return value.detach().double()
+
+    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        try:
+            return self.loss(x, y, part, rng)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                f"BatchNorm cannot be trained on {len(y)} row at a time: use a batch_size of at least 2 for each rank"
+            ) from error
+
+    def _move(self) -> None:
+        trained = self.variables.trained()
+        if self.run.ranks.size > 1:
+            for tensor in trained:
+                tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            self.run.ranks.add([t.grad for t in trained if t.grad is not None])
+        if self.training.clip:
+            torch.nn.utils.clip_grad_norm_(trained, self.training.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self.after_step is not None:
+            self.after_step(self.moments)
+
+    def moments(self, tensor: Tensor) -> list[Tensor]:
+        """What the optimiser keeps of a tensor that is shaped as it is."""
+        states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
+        return [v for kept in states for v in kept.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
+
+    def _set_rate(self, progress: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["highest"] * self.training.rate(progress)
+
+    def _check_finite(self, loss: float, x: Inputs) -> None:
+        if math.isfinite(loss):
+            return
+        row = None if x is None else first_not_finite(x)
+        cause = (
+            f"the inputs of row {row} of the batch are not finite: clean them or look at augment="
+            if row is not None
+            else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen "
+            f"warmup (now {self.training.warmup:g})"
+        )
+        raise FloatingPointError(
+            f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}"
+        )
+
+    def record(self, validation: float | None) -> None:
+        """Note the validation loss of the epoch, and keep the values when it is the best so far."""
+        if validation is None:
+            return
+        shared = torch.tensor(validation, dtype=torch.float64, device=self.run.device)
+        self.run.ranks.add([shared])  # so that all ranks stop at the same epoch
+        validation = float(shared) / self.run.ranks.size
+        best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
+        self.history[-1]["validation"] = validation
+        if validation < best and self.training.patience:
+            self.best = {
+                g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
+            }
+
+    def stale(self) -> bool:
+        """Whether the validation loss has not improved for `patience` epochs."""
+        if not self.training.patience or not self.history:
+            return False
+        losses = [record["validation"] for record in self.history]
+        return len(losses) - 1 - losses.index(min(losses)) >= self.training.patience
+
+    def keep(self) -> None:
+        """Checkpoint: everything the next epoch depends on."""
+        carry = {f"now.{name}": group for name, group in self.variables.groups().items()}
+        carry |= {f"best.{name}": group for name, group in self.best.items()}
+        for place, optimizer in enumerate(self.optimizers):
+            carry[f"optimizer{place or ''}"] = {
+                f"{i}.{name}": torch.as_tensor(v)
+                for i, values in optimizer.state_dict()["state"].items()
+                for name, v in values.items()
+                if v is not None
+            }
+        carry["rng"] = {"state": self.run.rng.get_state()}
+        self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint, where there is one."""
+        resumed = self.run.resume()
+        if resumed is None:
+            return
+        carry, note = resumed
+        self.epoch, self.history = note["epoch"], note["history"]
+        _copy({g.removeprefix("now."): t for g, t in carry.items() if g.startswith("now.")}, self.variables.groups())
+        self.best = {g.removeprefix("best."): dict(t) for g, t in carry.items() if g.startswith("best.")}
+        for place, optimizer in enumerate(self.optimizers):
+            content = optimizer.state_dict()
+            for key, value in carry[f"optimizer{place or ''}"].items():
+                index, name = key.split(".", 1)
+                content["state"].setdefault(int(index), {})[name] = value.clone()
+            optimizer.load_state_dict(content)
+        self.run.rng.set_state(carry["rng"]["state"])
+
+
+def steps_per_epoch(n: int, batch_size: int) -> int:
+    """Near equal batches of about this size, none of a single row, which BatchNorm could not take."""
+    steps = math.ceil(n / batch_size)
+    return steps - 1 if n // steps == 1 and batch_size > 1 and n > 1 else steps
+
+
+def _copy(source: State, target: State) -> None:
+    with torch.no_grad():
+        for group, tensors in source.items():
+            for name, value in tensors.items():
+                target[group][name].copy_(value)
+
+
+def _overruns(network: Network, run: Run) -> bool:
+    """Whether a CPU's gradients would write past their memory with channels last (oneDNN issue 6035), and say so."""
+    for name, layer in network.module.named_modules() if run.device.type == "cpu" else ():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
+        if strided and layer.in_channels // layer.groups < 16:
+            run.warnings.append(
+                f"channels_last=True was left out: on a CPU torch's gradient of {name}, a strided 1x1 convolution with "
+                "fewer than 16 input channels, is wrong with it, or crashes"
+            )
+            return True
+    return False
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def _optimizers(
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+) -> list[torch.optim.Optimizer]:
+    """That of the weights, and one for scales."""
+    optimizers = [_optimizer(variables, training, decay, run)]
+    if variables.scales:
+        scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
+        optimizers.append(torch.optim.Adam(scales, variables.scale_rate, fused=_fused(run)))
+    return optimizers
+
+
+def _optimizer(
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+) -> torch.optim.Optimizer:
+    rate = training.learning_rate
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, tensor in variables.weights.items():
+        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
+    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
+    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
+    if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
+        groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
+    if training.optimizer == "sgd":
+        nesterov = training.momentum > 0
+        return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))
+    if training.optimizer == "adam":
+        return torch.optim.Adam(groups, rate, fused=_fused(run))
+    if decay is None:
+        raise ValueError("optimizer='adamw' needs a Gaussian prior of one precision a tensor: use 'adam' or 'sgd'")
+    run.warnings.append("adamw: the prior acts as decoupled weight decay, so the result is not the MAP")
+    return torch.optim.AdamW(groups, rate, fused=_fused(run))
+
+
+def _fused(run: Run) -> bool | None:
+    """One kernel for all of a step's tensors on a GPU; torch's choice elsewhere."""
+    return True if run.device.type == "cuda" else None
+
+
+def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:
+    """How good the last batch's predictions are, for the progress bar."""
+    hyper = {name: t.detach() for name, t in loop.variables.hyper.items()}
+    prediction = loop.network.likelihood.predictive(outputs.detach().unsqueeze(0), hyper)
+    loss = -float(prediction.log_prob(y).mean())
+    if prediction.kind == "classification":
+        table = prediction.columns(y)
+        return f"loss {loss:.3f}, accuracy {float((table['probs'].argmax(-1) == table['targets']).float().mean()):.3f}"
+    error = prediction.samples.mean(0) - y.reshape(prediction.samples.shape[1:])
+    return f"loss {loss:.3f}, rmse {float(error.square().mean().sqrt()):.3g}"

@@ -1,0 +1,152 @@
+"""Training a point: the weights and the noise that maximise log p(D, theta), from given starting values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs
+from caveat.engine.run import Run
+from caveat.engine.training.knobs import Training
+from caveat.engine.training.loop import BatchPart, Variables, optimise
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+from caveat.priors import GaussianPrior
+from caveat.randomness import seeded
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["Forward", "Point", "train_point", "warn_if_nothing_was_learned"]
+
+Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Weights (with the buffers that training moved), what was learned beside them, and the history of training."""
+
+    params: Params
+    hyper: Hyper
+    history: list[dict[str, float]]
+
+    def draw(self) -> Params:
+        """As one draw among others: with what was learned riding along."""
+        learned = {f"hyper/{name}": value for name, value in self.hyper.items() if name == "log_noise"}
+        return self.params | learned
+
+
+def train_point(
+    task: Task,
+    network: Network,
+    start: State,
+    training: Training,
+    run: Run,
+    *,
+    forward: Forward | None = None,
+    after_epoch: Callable[[int, Variables], None] | None = None,
+    extra: Params | None = None,
+) -> Point:
+    """Train from `start`.
+
+    Noise that is learned ends at its maximum-likelihood value on validation rows, or on training rows without them.
+    `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is being trained.
+    `after_epoch(epoch, variables)` may read the variables and keep running quantities in `extra`.
+    """
+    if training.epochs == 0:
+        params = dict(start["params"])
+        return Point(params, task.fitted_hyper(network, params, task.validation), [])
+    trainee = network.with_fixed(start["params"])
+    variables = _variables(trainee, start, run, extra)
+    decay, written = _decay(task, network), _written_buffers(task, network)
+    forward = forward or (lambda trainee, x, part, rng: trainee.training_pass(x))
+    training_pass = torch.compile(forward) if training.compile else forward
+
+    def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        outputs = training_pass(trainee, x, part, rng)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        joint = task.log_joint(
+            outputs,
+            y,
+            variables.weights,
+            variables.hyper,
+            batch_rows=part.batch_rows,
+            share=part.prior_share if decay is None else 0.0,
+        )
+        return -joint / task.n, outputs
+
+    def validation_loss() -> float:
+        return -float(task.log_likelihood(trainee, {}, variables.hyper, task.validation))
+
+    def after(epoch: int) -> None:
+        variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
+        averages = [variables.buffers[name] for name in written if variables.buffers[name].is_floating_point()]
+        run.ranks.add(averages)  # each rank's statistics are of its own rows: all go on with their mean
+        for buffer in averages if run.ranks.size > 1 else []:
+            buffer /= run.ranks.size
+        if after_epoch is not None:
+            after_epoch(epoch, variables)
+
+    history = optimise(
+        task,
+        network,
+        variables,
+        loss,
+        training,
+        run,
+        decay=decay,
+        validate=None if task.validation is None else validation_loss,
+        after_epoch=after,
+    )
+    owned = {*written, *start["params"]}
+    moved = {name: t for name, t in variables.buffers.items() if name in owned}
+    params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
+    point = Point(params, task.fitted_hyper(network, params, task.validation), history)
+    warn_if_nothing_was_learned(task, network, point.params, point.hyper, run)
+    return point
+
+
+def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hyper: Hyper, run: Run) -> None:
+    """Where a trained network is no better than one that knows the labels' frequencies only."""
+    some = task.train.part(torch.linspace(0, task.n - 1, min(task.n, 2000), dtype=torch.float64).long())
+    reached = float(task.log_likelihood(network, params, hyper, some))
+    if reached < task.baseline:
+        other = (
+            ""
+            if getattr(network.likelihood, "standardise", True)
+            else f", or {type(network.likelihood).__name__}(standardise=True)"
+        )
+        run.warnings.append(
+            f"training ended no better than the label marginals (log likelihood {reached:.3f} a row against "
+            f"{task.baseline:.3f}): train longer or at another learning rate{other}"
+        )
+
+
+def _decay(task: Task, network: Network) -> dict[str, float] | None:
+    """The prior as weight decay, precision / N for each tensor, where it is Gaussian with one precision a tensor."""
+    prior = network.prior
+    if not isinstance(prior, GaussianPrior):
+        return None
+    precisions = {name: prior.of(name, weight) for name, weight in network.params().items()}
+    if any(precision.numel() > 1 for precision in precisions.values()):
+        return None
+    return {name: float(precision) / task.n for name, precision in precisions.items()}
+
+
+def _written_buffers(task: Task, network: Network) -> list[str]:
+    """Names of the buffers that a training pass writes: found by making one on copies."""
+    before, after = network.buffers(), network.buffers()
+    with seeded(0, network.device), torch.no_grad():
+        x, _ = next(task.train.batches([torch.arange(min(task.n, 8))], network.device))
+        network(network.params() | after, x, train=True)
+    return [name for name in before if not torch.equal(before[name], after[name])]
+
+
+def _variables(trainee: Network, start: State, run: Run, extra: Params | None) -> Variables:
+    """The trainee's own tensors, with gradients for the weights, and for the noise where it is to be learned."""
+    hyper = {name: t.to(run.device, copy=True) for name, t in start["hyper"].items()}
+    if "log_noise" in hyper and getattr(trainee.likelihood, "noise", None) is None:
+        hyper["log_noise"].requires_grad_()
+    own = dict(trainee.module.named_parameters())
+    weights = {name: own[name].requires_grad_() for name in trainee.names}
+    return Variables(weights, hyper, dict(trainee.module.named_buffers()), extra or {})

@@ -1,0 +1,193 @@
+"""Training under noise that a prior wants large: weights or units that the data do not hold against it drown in it.
+
+    minimise  beta_t / N KL(noise || log-uniform) - 1/N E log p(D | weights, noise)
+
+What the noise is, is the method's affair: it readies the substitute's layers before a pass and says the divergence.
+beta_t rises to its highest as training begins (KL warm-up). All weights are there until training ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from caveat.batches import Inputs, count_rows
+from caveat.engine.run import Run
+from caveat.engine.sparse import Substitute
+from caveat.engine.training import (
+    BatchPart,
+    Moments,
+    Training,
+    Variables,
+    optimise,
+    steps_per_epoch,
+    warn_if_nothing_was_learned,
+)
+from caveat.engine.variational.layer_training import check_fine, noise_of_batch
+from caveat.engine.variational.units import Groups, factors_of
+from caveat.likelihoods import Hyper
+from caveat.network import Params
+from caveat.priors import GaussianPrior
+from caveat.task import Task
+
+__all__ = ["Draw", "Noise", "NoisyTraining", "scale_inputs"]
+
+Draw = Callable[[int], Tensor]  # numbers [rows, n] for the rows of this rank, as one process would draw them
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a method has trained, and what it does in a pass."""
+
+    weights: Params  # moved at the learning rate
+    scales: Params  # moved by Adam at a rate of their own: logarithms and locations
+    ready: Callable[[Draw], None]  # the layers for a noisy pass; given draws of uniform numbers
+    quiet: Callable[[], None]  # the layers at the means
+    divergence: Callable[[], Tensor]
+    constrain: Callable[[], None] | None = None  # after a step
+    points: Callable[[], Params] = dict  # weights among them that are points under the task's prior, by name
+
+
+class NoisyTraining:
+    """Training in progress."""
+
+    def __init__(
+        self,
+        task: Task,
+        substitute: Substitute,
+        noise: Noise,
+        hyper: Hyper,
+        training: Training,
+        run: Run,
+        *,
+        noise_learning_rate: float,
+        kl_weight: Callable[[float], float],
+    ) -> None:
+        for scale in noise.scales.values():
+            check_fine(scale)
+        self.task, self.substitute, self.noise, self.training, self.run = task, substitute, noise, training, run
+        self.kl_weight = kl_weight
+        self.begun, self.step = False, 0
+        module = substitute.network.module
+        own = dict(module.named_parameters())
+        for tensor in (*noise.weights.values(), *noise.scales.values()):
+            tensor.requires_grad_()
+        weights = noise.weights | {n: own[n].requires_grad_() for n in substitute.network.names}
+        hyper = {name: t.to(run.device, copy=True) for name, t in hyper.items()}
+        if "log_noise" in hyper and getattr(task.network.likelihood, "noise", None) is None:
+            hyper["log_noise"].requires_grad_()
+        extra = {"step": torch.zeros((), dtype=torch.int64)}
+        buffers = dict(module.named_buffers())
+        self.variables = Variables(weights, hyper, buffers, extra, noise.scales, noise_learning_rate)
+        self.decay = self._decay()
+        self.steps = max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
+        forward = substitute.network.training_pass
+        self._pass = torch.compile(forward) if training.compile else forward
+
+    def train(self, training_flops: float) -> list[dict[str, float]]:
+        """To the end; returns the history."""
+        return optimise(
+            self.task,
+            self.task.network,
+            self.variables,
+            self._loss,
+            self.training,
+            self.run,
+            decay=self.decay,
+            validate=None if self.task.validation is None else self._validate,
+            after_epoch=self._after_epoch,
+            after_step=self._after_step,
+            training_flops=training_flops,
+        )
+
+    def finish(self, pruned: Callable[[], None]) -> tuple[Params, Hyper]:
+        """What is learned beside the weights, for the layers as `pruned` readies them; and all other values."""
+        pruned()
+        network = self.substitute.network
+        hyper = self.task.fitted_hyper(network, {}, self.task.validation)
+        if self.training.epochs:
+            warn_if_nothing_was_learned(self.task, network, {}, hyper, self.run)
+        return self.substitute.rest(), hyper
+
+    def _decay(self) -> dict[str, float] | None:
+        """The prior of what has no noise of its own, as weight decay; None where it has to be in the loss."""
+        prior = self.task.network.prior
+        if not isinstance(prior, GaussianPrior):
+            return None
+        own = dict(self.substitute.network.module.named_parameters())
+        found = {name: prior.of(name, own[name]) for name in self.substitute.network.names}
+        weights = [prior.of(name, value.detach()) for name, value in self.noise.points().items()]
+        if weights and any(w.numel() > 1 or w != weights[0] for w in weights):
+            return None
+        found |= dict.fromkeys(self.noise.weights, weights[0]) if weights else {}
+        if any(precision.numel() > 1 for precision in found.values()):
+            return None
+        return {name: float(precision) / self.task.n for name, precision in found.items()}
+
+    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        if not self.begun:  # the step may have come from a file
+            self.begun, self.step = True, int(self.variables.extra["step"])
+        if self.run.ranks.size > 1 or not self.training.compile:
+            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng))
+        module = self.substitute.network.module
+        if not module.training:
+            module.train()
+
+        def uniform(n: int) -> Tensor:
+            # Of the whole batch, so that the same numbers come from one process and from several.
+            whole = torch.rand((part.batch_rows, n), generator=rng, dtype=torch.float64, device=self.run.device)
+            return whole[part.start : part.start + count_rows(x)]
+
+        self.noise.ready(uniform)
+        outputs = self._pass(x)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        joint = self.task.log_joint(outputs, y, {}, self.variables.hyper, batch_rows=part.batch_rows, share=0.0)
+        value = -joint / self.task.n
+        if self.decay is None:
+            points = {name: self.variables.weights[name] for name in self.substitute.network.names}
+            points |= self.noise.points()
+            value = value - part.prior_share / self.task.n * self.task.network.prior.log_prob(points)
+        weight = part.prior_share * self.kl_weight(self.step / self.steps) / self.task.n
+        return value + weight * self.noise.divergence().to(value.dtype), outputs
+
+    def _after_step(self, moments: Moments) -> None:
+        self.step += 1
+        self.variables.extra["step"].fill_(self.step)
+        if self.noise.constrain is not None:
+            with torch.no_grad():
+                self.noise.constrain()
+
+    def _after_epoch(self, epoch: int) -> None:
+        buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]
+        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
+        for buffer in buffers if self.run.ranks.size > 1 else []:
+            buffer /= self.run.ranks.size
+
+    def _validate(self) -> float:
+        self.noise.quiet()
+        return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
+
+
+def scale_inputs(substitute: Substitute, groups: Groups) -> Callable[[Tensor], None]:
+    """Have layers multiply their inputs; returns what sets the numbers of all groups, [size] or one set a row."""
+    factors: dict[str, Tensor] = {}
+    of = {name: own.to(substitute.network.device) for name, own in groups.of.items()}  # once, not in every pass
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+        def multiply(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            x, factor = given[0], factors[name].to(given[0].dtype)
+            if factor.ndim == 2 and len(factor) != len(x):  # a module may have folded another axis into the rows
+                factor = factor[torch.arange(len(x), device=x.device) * len(factor) // len(x)]
+            dimensions = len(substitute.layers[name].geometry.shape)
+            if dimensions > 2:
+                factor = factor.view(*factor.shape, *[1] * (dimensions - 2))
+            elif factor.ndim == 2:
+                factor = factor.view(len(factor), *[1] * (x.ndim - 2), -1)
+            return (x * factor,)
+
+        return multiply
+
+    for name in groups.of:
+        substitute.layers[name].register_forward_pre_hook(hook(name))
+    return lambda z: factors.update(factors_of(z, of))
