@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Inputs", "concatenate", "count_rows", "first_not_finite", "map_tensors", "move", "slices", "tensors"]
+__all__ = ["Inputs", "concatenate", "count_rows", "first_not_finite", "map_tensors", "move",
+           "outside_inference_mode", "slices", "tensors"]  # fmt: skip
 
 Inputs = Any  # Tensor | dict[str, Tensor | Any] | tuple[Tensor | Any, ...]
 
@@ -49,6 +50,11 @@ def move(x: Inputs, device: torch.device) -> Inputs:
     """The inputs on a device."""
     # A copy to the CPU that does not block could be read before it is there.
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), x)
+
+
+def outside_inference_mode(x: Inputs) -> Inputs:
+    """The inputs, with copies of tensors that were made in inference mode: nothing is differentiated through those."""
+    return map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
 
 def slices(x: Inputs, size: int) -> Iterator[Inputs]:

@@ -14,9 +14,9 @@ import torch
 from caveat import likelihoods
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import current_ranks
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
-from caveat.methods import Checks, Method
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
 from caveat.storage import State, describe, digest_of, stored_bytes
@@ -58,8 +58,7 @@ def fit(
     if target is not None and target.exists():
         raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
     _check_likelihood(method, task)
-    if isinstance(method, Checks):
-        method.check(task, place)
+    method.check(task, place)
     needed = method.memory(task.network)
     what = f"{type(method).__name__} on {task.network.n_parameters:,} weights"
     refuse_if_too_large(what, needed, place, "make it smaller, or select fewer weights with parameters=")

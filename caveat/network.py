@@ -6,11 +6,10 @@ draw, under `hyper/` (the noise of an ensemble's member). Everything else (froze
 was in the copy of the module that the network keeps. The user's own module is never touched.
 """
 
-import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -22,9 +21,8 @@ from torch.func import functional_call
 from caveat.batches import Inputs, tensors
 from caveat.likelihoods import Likelihood
 from caveat.priors import GaussianPrior, Params, Prior
-from caveat.randomness import seeded
 
-__all__ = ["Layer", "Network", "ParameterFilter", "Params", "unwrapped", "without_autocast"]
+__all__ = ["Layer", "Network", "ParameterFilter", "Params", "copied", "layer_of", "unwrapped", "without_autocast"]
 
 ParameterFilter = str | Iterable[str] | Callable[[str, Tensor], bool]
 
@@ -66,7 +64,6 @@ class Network:
         self.likelihood = likelihood
         self.prior: Prior = GaussianPrior() if prior is None else prior
         self.initialise = initialise
-        self.found: dict[Any, Any] = {}  # what engines found out about the module at a cost, and need again
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.names = _select(self.module, parameters)
         self.module.requires_grad_(False).eval()
@@ -110,7 +107,7 @@ class Network:
         for name, buffer in self.module.named_buffers():
             if buffer is not own[name]:  # replaced, perhaps by one with a graph, instead of written into
                 with torch.no_grad():
-                    setattr(self.module.get_submodule(_layer(name)), name.rpartition(".")[2], own[name].copy_(buffer))
+                    setattr(self.module.get_submodule(layer_of(name)), name.rpartition(".")[2], own[name].copy_(buffer))
         return _one_tensor(outputs)
 
     def evaluation_pass(self, x: Inputs) -> Tensor:
@@ -119,39 +116,6 @@ class Network:
             self.module.eval()
         args, kwargs = _arguments(x)
         return _one_tensor(self.module(*args, **kwargs))
-
-    def fresh(self, rng: torch.Generator) -> Params:
-        """New initial values of the selected parameters and of their layers' buffers, drawn as the layers draw them."""
-        if "copy" not in self.found:  # kept without values: copying the modules again takes longer than drawing
-            self.found["copy"] = _copied(self.module)
-        module: nn.Module = self.found["copy"]
-        with _values_of(self.module, module), seeded(int(torch.randint(2**62, (), generator=rng)), self.device):
-            with torch.no_grad():
-                (self.initialise or _reset)(module)
-            return self._drawn(module)
-
-    def _drawn(self, module: nn.Module) -> Params:
-        """What was drawn anew, of a copy of the module."""
-        if "drawn" not in self.found:  # the same each time, and a hundred answers that a device is waited for
-            self.found["drawn"] = self._reached(module)
-        now = dict(module.named_parameters()) | dict(module.named_buffers())
-        return {name: now[name].detach() for name in self.found["drawn"]}
-
-    def _reached(self, module: nn.Module) -> list[str]:
-        """The names of what was drawn anew, which must be all selected parameters."""
-        before, now = dict(self.module.named_parameters()), dict(module.named_parameters())
-        several = [name for name in self.names if now[name].numel() > 1]
-        same = torch.stack([(now[n] == before[n]).all() & (now[n].std() > 0) for n in several]) if several else ()
-        kept = [name for name, is_same in zip(several, same, strict=True) if is_same]
-        if kept:
-            raise ValueError(
-                f"no fresh values could be drawn for {', '.join(kept[:3])}: no layer's reset_parameters() reaches it; "
-                "pass initialise=function that draws new weights in place on a module"
-            )
-        # A frozen layer keeps its statistics with its weights.
-        fixed_layers = {_layer(name) for name in before} - {_layer(name) for name in self.names}
-        buffers = {name: b for name, b in self.module.named_buffers() if _layer(name) not in fixed_layers}
-        return [*self.names, *(name for name, b in buffers.items() if not torch.equal(module.get_buffer(name), b))]
 
     @property
     def device(self) -> torch.device:
@@ -167,10 +131,18 @@ class Network:
         """This network on a device (itself when it is there already)."""
         if torch.device(device) == self.device:
             return self
-        moved = copy.copy(self)
-        moved.found = {}
-        moved.module = _copied(self.module).to(device)
-        return moved
+        return self.with_module(copied(self.module).to(device))
+
+    def replica(self) -> "Network":
+        """This network with a module of its own, for another thread; parameters are shared, buffers are copies."""
+        shared: dict[int, Tensor] = {id(p): p for p in self.module.parameters()}
+        return self.with_module(copied(self.module, shared))
+
+    def with_module(self, module: nn.Module) -> "Network":
+        """This network with another module in the place of its own, such as a narrower one."""
+        other = copy.copy(self)
+        other.module = module
+        return other
 
     def check_inputs(self, x: Inputs) -> None:
         """Raise a ValueError for floating-point inputs of another type than the weights'."""
@@ -189,28 +161,19 @@ class Network:
 
     def with_fixed(self, values: Params) -> "Network":
         """A network whose parameters and buffers of these names have these values."""
-        own = copy.copy(self)
-        own.found = {}
-        own.module = _copied(self.module)
-        targets = dict(own.module.named_parameters()) | dict(own.module.named_buffers())
+        other = self.with_module(copied(self.module))
+        targets = dict(other.module.named_parameters()) | dict(other.module.named_buffers())
         with torch.no_grad():
             for name, value in values.items():
                 targets[name].copy_(value)
-        return own
+        return other
 
     def restricted(self, names: Iterable[str]) -> "Network":
-        """This network with fewer parameters that inference is about; the same one each time."""
-        kept = set(names)
-        wanted = tuple(name for name in self.names if name in kept)
-        if wanted == self.names:
-            return self
-        key = ("restricted", wanted)
-        if key not in self.found:
-            own = copy.copy(self)
-            own.found, own.names = {}, wanted
-            self.found[key] = own
-        restricted: Network = self.found[key]
-        return restricted
+        """This network with fewer parameters that inference is about; it shares the module."""
+        wanted = set(names)
+        other = copy.copy(self)
+        other.names = tuple(name for name in self.names if name in wanted)
+        return other
 
     @property
     def n_parameters(self) -> int:
@@ -228,7 +191,7 @@ class Network:
         """Every submodule that owns parameters, and how many of them are selected."""
         counts: dict[str, dict[str, int]] = {}
         for name, parameter in self.module.named_parameters():
-            counts.setdefault(_layer(name), {})[name] = parameter.numel()
+            counts.setdefault(layer_of(name), {})[name] = parameter.numel()
         found, selected = [], set(self.names)
         for prefix, own in counts.items():
             rest = own.keys() - selected
@@ -252,7 +215,7 @@ def _one_tensor(outputs: Any) -> Tensor:
     return outputs
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """The submodule that a parameter or buffer belongs to."""
     return name.rpartition(".")[0]
 
@@ -290,7 +253,7 @@ def _private_copy(module: nn.Module) -> nn.Module:
     if lazy:
         raise ValueError(f"{lazy[0]} has no values yet (a lazy layer): run one batch through the module first")
     try:
-        private = _copied(module)
+        private = copied(module)
     except Exception as error:
         raise ValueError(f"the module cannot be copied, and its copy is what inference works on: {error}") from error
     if not any(p.is_floating_point() for p in private.parameters()):
@@ -298,33 +261,14 @@ def _private_copy(module: nn.Module) -> nn.Module:
     return private
 
 
-@contextlib.contextmanager
-def _values_of(source: nn.Module, copied: nn.Module) -> Iterator[None]:
-    """Give a copy of a module the values of the first, and take them away again: nobody else has them then."""
-    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # a device copies many of one type at once
-    of, own = ((*module.parameters(), *module.buffers()) for module in (source, copied))
-    for pair in zip(own, of, strict=True):
-        by_type.setdefault(pair[0].dtype, []).append(pair)
-    try:
-        for pairs in by_type.values():
-            values = [torch.empty_like(value) for _, value in pairs]
-            with torch.no_grad():
-                torch._foreach_copy_(values, [value for _, value in pairs])
-            for (t, _), value in zip(pairs, values, strict=True):
-                t.data = value
-        yield
-    finally:
-        for pairs in by_type.values():
-            nothing = pairs[0][0].data.new_empty(0)
-            for t, _ in pairs:
-                t.data = nothing
+def copied(module: nn.Module, shared: dict[int, Tensor] | None = None) -> nn.Module:
+    """A deep copy; activations that a module keeps from its last pass are copied without their graph.
 
-
-def _copied(module: nn.Module) -> nn.Module:
-    """A deep copy; activations that a module keeps from its last pass are copied without their graph."""
+    Tensors that are `shared`, by their identity, are the same in both.
+    """
     attributes = (value for child in module.modules() for value in vars(child).values())
-    memo = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
-    return copy.deepcopy(module, memo)
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    return copy.deepcopy(module, memo | (shared or {}))
 
 
 def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
@@ -343,10 +287,3 @@ def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     if not names:
         raise ValueError("parameters= is empty: give at least one name pattern, or '*' for all")
     return tuple(name for name in trainable if name in names)
-
-
-def _reset(module: nn.Module) -> None:
-    for child in module.modules():
-        reset = getattr(child, "reset_parameters", None) or getattr(child, "_reset_parameters", None)
-        if callable(reset):
-            reset()

@@ -3,8 +3,7 @@
 import contextlib
 import copy
 import dataclasses
-import os
-import threading
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,10 @@ from caveat.batches import Inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
+from caveat.engine.method import Method, Predictor
+from caveat.engine.replicas import Replicas
 from caveat.engine.run import Info, Run
-from caveat.methods import Method, discover
+from caveat.methods import discover
 from caveat.network import Network, Params, unwrapped, without_autocast
 from caveat.predictive import Predictive
 from caveat.rows import Data, Rows
@@ -38,10 +39,6 @@ from caveat.storage import (
 
 __all__ = ["Posterior", "load"]
 
-# A module holds the weights of a draw while it runs, and torch's one generator the draw's seed: threads take turns.
-_ONE_AT_A_TIME = threading.RLock()
-if hasattr(os, "register_at_fork"):  # the thread that holds it is not in the child
-    os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)  # type: ignore[attr-defined]
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
 
 
@@ -62,14 +59,19 @@ class Posterior:
         """Draws of the weights, n of them."""
         if n < 1:
             raise ValueError(f"sample(n={n}): must be at least 1")
-        draws = self.method.draws(self.state, self.network, n, torch.Generator().manual_seed(seed))
+        draws = self.predictor.draws(n, torch.Generator().manual_seed(seed))
         return _in_own_arithmetic(draws, self.network.device)
+
+    @functools.cached_property
+    def predictor(self) -> Predictor:
+        """What predictions are made with: caches and modules of this posterior's own, made when first needed."""
+        return self.method.predictor(self.state, self.network)
 
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
 
-        Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer. Calls
-        from several threads take turns.
+        Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
+        Several threads may predict at once.
         """
         if draws is not None and (not isinstance(draws, int) or draws < 1):
             raise ValueError(f"predict(draws={draws!r}): must be a whole number, at least 1")
@@ -80,10 +82,10 @@ class Posterior:
             variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
             return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
         rng = torch.Generator().manual_seed(seed)
-        with _ONE_AT_A_TIME, _shapes_in_errors(x), without_autocast(self.network.device):
+        with _shapes_in_errors(x), without_autocast(self.network.device):
             what = f"{n:,} draws for {count_rows(x):,} rows"
             self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
-            outputs, hyper = self.method.outputs(self.state, self.network, x, n, rng)
+            outputs, hyper = self.predictor.outputs(x, n, rng)
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
         return self.network.likelihood.predictive(outputs, hyper)
@@ -94,14 +96,14 @@ class Posterior:
         The covariance is that of each row's D outputs, [B, D, D], or, with `joint`, of all rows together, [B D, B D].
         """
         x = self._checked(x)
-        with _ONE_AT_A_TIME, _shapes_in_errors(x), without_autocast(self.network.device):
+        with _shapes_in_errors(x), without_autocast(self.network.device):
             if joint:
                 advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
                 self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)
-            found = self.method.moments(self.state, self.network, x, joint)
-        if found is None:
+            moments = self.predictor.moments(x, joint)
+        if moments is None:
             raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
-        return found
+        return moments
 
     def update(self, data: Data, *, seed: int = 0, progress: bool = True) -> "Posterior":
         """This posterior with more data taken in, where the method can do that without a new fit."""
@@ -129,6 +131,10 @@ class Posterior:
         )
         return dataclasses.replace(self, state=state, info=info)
 
+    @functools.cached_property
+    def _networks(self) -> Replicas[Network]:
+        return Replicas(self.network.replica)
+
     def _refuse_if_too_large(self, what: str, x: Inputs, draws: int, power: int, advice: str) -> None:
         """Draws times the outputs of all rows to a power, as they come, as they are put together, and as they are used.
 
@@ -138,8 +144,8 @@ class Posterior:
         if draws * rows**power < WORTH_A_PASS:
             return
         first = move(next(iter(slices(x, 1))), self.network.device)
-        with torch.no_grad():
-            outputs = self.network(self.network.params(), first)
+        with torch.no_grad(), self._networks.lent() as network:
+            outputs = network(network.params(), first)
         numbers = draws * (rows * outputs.numel()) ** power
         refuse_if_too_large(what, 3 * numbers * outputs.element_size(), self.network.device, advice)
 

@@ -51,7 +51,7 @@ METHODS = {
 def test_a_draw_is_the_posteriors_own(name: str, norm: bool) -> None:
     posterior = caveat.fit(task(norm), METHODS[name], progress=False)
     x = torch.randn(5, 2, 6, 6)
-    (params,) = posterior.method.draws(posterior.state, posterior.network, 1, torch.Generator().manual_seed(7))
+    (params,) = posterior.predictor.draws(1, torch.Generator().manual_seed(7))
     module = caveat.deploy(posterior, seed=7)
     assert not module.training
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in module.modules())

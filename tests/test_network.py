@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from caveat import Categorical, GaussianPrior, Network
+from caveat.fresh_weights import FreshWeights
 
 
 class Everything(nn.Module):
@@ -114,7 +115,7 @@ def test_users_module_is_never_touched() -> None:
     net(params, rows(5, 4))
     with torch.random.fork_rng(devices=[]):
         net(params, rows(5, 4), train=True)
-    net.fresh(torch.Generator().manual_seed(0))
+    FreshWeights(net)(torch.Generator().manual_seed(0))
     net.with_fixed(net.fixed())
     net.layers()
     net.fingerprint()
@@ -202,7 +203,7 @@ def test_tied_weights_are_one_parameter() -> None:
     assert net.names == ("embed.weight",)
     weight = rows(5, 3)
     torch.testing.assert_close(net({"embed.weight": weight}, tokens), weight[tokens] @ weight.T)
-    fresh = net.fresh(torch.Generator().manual_seed(0))
+    fresh = FreshWeights(net)(torch.Generator().manual_seed(0))
     torch.testing.assert_close(net(fresh, tokens), fresh["embed.weight"][tokens] @ fresh["embed.weight"].T)
     assert [(layer.name, layer.parameters, layer.selected) for layer in net.layers()] == [("embed", 15, 15)]
 
@@ -350,8 +351,8 @@ def test_modules_that_keep_activations_are_copied_even_after_training() -> None:
     assert module.last is kept
     assert net.module.last is not kept
     net({name: p.requires_grad_() for name, p in net.params().items()}, x, train=True).sum().backward()
-    first = net.fresh(torch.Generator().manual_seed(0))
-    assert torch.equal(first["layer.weight"], net.fresh(torch.Generator().manual_seed(0))["layer.weight"])
+    first = FreshWeights(net)(torch.Generator().manual_seed(0))
+    assert torch.equal(first["layer.weight"], FreshWeights(net)(torch.Generator().manual_seed(0))["layer.weight"])
     assert torch.equal(net.with_fixed({})(net.params(), x), net(net.params(), x))
 
 
@@ -361,8 +362,8 @@ def test_fresh_draws_as_the_layers_do_differ_and_repeat() -> None:
     nn.init.normal_(module[1].weight)
     net, state = network(module), torch.get_rng_state()
     rng = torch.Generator().manual_seed(7)
-    one, two = net.fresh(rng), net.fresh(rng)
-    again = net.fresh(torch.Generator().manual_seed(7))
+    one, two = FreshWeights(net)(rng), FreshWeights(net)(rng)
+    again = FreshWeights(net)(torch.Generator().manual_seed(7))
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(one["0.weight"], two["0.weight"])
     assert one.keys() == again.keys() == {*net.names, "1.running_mean", "1.running_var", "1.num_batches_tracked"}
@@ -377,20 +378,20 @@ def test_fresh_leaves_frozen_layers_as_they_are() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     module(rows(8, 4))
     module[:2].requires_grad_(False)
-    fresh = network(module).fresh(torch.Generator().manual_seed(0))
+    fresh = FreshWeights(network(module))(torch.Generator().manual_seed(0))
     assert fresh.keys() == {"2.weight", "2.bias"}
 
 
 def test_fresh_needs_a_way_to_draw() -> None:
     net = network(OwnWeight())
     with pytest.raises(ValueError, match=r"no fresh values could be drawn for weight.*pass initialise="):
-        net.fresh(torch.Generator().manual_seed(0))
+        FreshWeights(net)(torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="no fresh values"):  # a filter may leave it to one parameter
-        network(nn.Sequential(nn.Linear(2, 2), OwnWeight()), parameters="1.*").fresh(torch.Generator())
+        FreshWeights(network(nn.Sequential(nn.Linear(2, 2), OwnWeight()), parameters="1.*"))(torch.Generator())
     net = network(OwnWeight(), initialise=lambda module: nn.init.normal_(module.weight))
-    one, two = (net.fresh(torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    one, two = (FreshWeights(net)(torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert not torch.equal(one["weight"], two["weight"])
-    assert torch.equal(one["weight"], net.fresh(torch.Generator().manual_seed(0))["weight"])
+    assert torch.equal(one["weight"], FreshWeights(net)(torch.Generator().manual_seed(0))["weight"])
 
 
 def test_constant_parameters_count_as_drawn() -> None:
@@ -402,7 +403,7 @@ def test_constant_parameters_count_as_drawn() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x) * self.gain
 
-    fresh = network(Scaled()).fresh(torch.Generator().manual_seed(0))
+    fresh = FreshWeights(network(Scaled()))(torch.Generator().manual_seed(0))
     assert torch.equal(fresh["gain"], torch.ones(2))
 
 

@@ -7,13 +7,14 @@
 """
 
 import contextlib
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["full_precision", "plain_attention", "refuse_inference_mode"]
+__all__ = ["HeldSetting", "differentiable_attention", "full_precision", "plain_attention", "refuse_inference_mode"]
 
 
 def refuse_inference_mode() -> None:
@@ -49,12 +50,62 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 setting.fp32_precision = value
 
 
+class HeldSetting:
+    """A setting of the whole process, changed while any thread needs it so and put back by the last one."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], wanted: Any) -> None:
+        self._read, self._write, self._wanted = read, write, wanted
+        self._lock, self._holders, self._before = threading.Lock(), 0, None
+        if hasattr(os, "register_at_fork"):  # the threads that hold it are not in the child
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        if self._holders:
+            self._holders = 0
+            self._write(self._before)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Have the setting as it is wanted, for the length of a block."""
+        with self._lock:
+            if not self._holders:
+                self._before = self._read()
+                self._write(self._wanted)
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if not self._holders:
+                    self._write(self._before)
+
+
+def _attention_kernels() -> tuple[bool, bool, bool, bool]:
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+
+
+def _use_attention_kernels(flash_efficient_math_cudnn: tuple[bool, bool, bool, bool]) -> None:
+    cuda: Any = torch.backends.cuda
+    setters = cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp, cuda.enable_cudnn_sdp
+    for setter, value in zip(setters, flash_efficient_math_cudnn, strict=True):
+        setter(value)
+
+
+# Attention by its ordinary operations: torch's fused inference path cannot be differentiated.
+plain_attention = HeldSetting(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False)
+_math_attention = HeldSetting(_attention_kernels, _use_attention_kernels, (False, False, True, False))
+
+
 @contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention by its ordinary operations: torch's fused inference path cannot be differentiated."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
+def differentiable_attention() -> Iterator[None]:
+    """Attention that has forward derivatives, which fused kernels have not."""
+    with plain_attention(), _math_attention():
         yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -146,7 +146,7 @@ def predict_by_draw(posterior: Posterior, data: Data, rows: int | None = None) -
     network.check_inputs(x)
     # Asked for as many draws as there are, a method gives each of them once, chain by chain.
     n = chains * draws
-    outputs, hyper = posterior.method.outputs(posterior.state, network, x, n, torch.Generator().manual_seed(0))
+    outputs, hyper = posterior.predictor.outputs(x, n, torch.Generator().manual_seed(0))
     if outputs.dtype in (torch.bfloat16, torch.float16):
         outputs = outputs.float()
     targets = y.to(outputs.device)

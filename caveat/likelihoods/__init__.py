@@ -7,7 +7,8 @@ because F is positive semi-definite for every likelihood here while the Hessian 
 """
 
 from caveat.likelihoods.classification import Bernoulli, Categorical
-from caveat.likelihoods.protocol import Hyper, Likelihood
+from caveat.likelihoods.protocol import Hyper, Likelihood, learned_noise
 from caveat.likelihoods.regression import Gaussian, HeteroscedasticGaussian, Poisson
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Hyper", "Likelihood", "Poisson"]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Hyper", "Likelihood", "Poisson",
+           "learned_noise"]  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from caveat.predictive import Kind, Predictive
 
-__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned"]
+__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned", "learned_noise"]
 
 Hyper = dict[str, Tensor]
 
@@ -142,3 +142,8 @@ def within_range(values: Tensor) -> Tensor:
     """Off zero and infinity, where the exponential of an extreme output ends, with room to sum over draws."""
     limits = torch.finfo(values.dtype)
     return values.clamp(limits.tiny, limits.max**0.9)
+
+
+def learned_noise(likelihood: Likelihood, hyper: Hyper) -> Tensor | None:
+    """The logarithm of the noise, where the likelihood learns one; None where it has none, or was given it."""
+    return hyper.get("log_noise") if getattr(likelihood, "noise", None) is None else None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.engine.chains import Chain, LearnedNoise
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     Account,
@@ -28,10 +29,9 @@ from caveat.engine.sparse import (
     sparse_layers,
     weight_name,
 )
-from caveat.engine.sparse_chains import SpikeSlab, sampled_draws, sampled_outputs
+from caveat.engine.sparse_chains import DrawsPredictor, SpikeSlab
 from caveat.engine.training import BatchPart
 from caveat.engine.variational import account_of, smaller_layout
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior
@@ -42,7 +42,7 @@ __all__ = ["AEB"]
 
 
 @dataclass(frozen=True)
-class AEB:
+class AEB(Method):
     """SG-MCMC under a spike-and-slab prior that adapts, with weights pruned along the way."""
 
     density: Annotated[float, Range(0, 1, open_low=True)] = 0.1  # share of the weights that are left
@@ -57,7 +57,6 @@ class AEB:
     temperature: Positive = 0.03  # 1 is the posterior; below 1 it is cold, and pruning finds better weights
     batch_size: Count | None = None  # rows of a batch; the loader's unless given
     starts_from: ClassVar[StartsFrom] = "trained"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["AEB"]
 
     def __post_init__(self) -> None:
@@ -116,11 +115,9 @@ class AEB:
 
         return run.info(task.network.to(run.device), treatment, found)
 
-    draws = sampled_draws
-    outputs = sampled_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> DrawsPredictor:
+        """Each draw through its own network."""
+        return DrawsPredictor(state, network)
 
 
 class _Pruned:

@@ -13,9 +13,11 @@ from typing import ClassVar
 
 import torch
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training, train_point
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, pick, push_draws
+from caveat.engine.weight_draws import pick
+from caveat.fresh_weights import FreshWeights
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -25,13 +27,12 @@ __all__ = ["DeepEnsemble"]
 
 
 @dataclass(frozen=True)
-class DeepEnsemble:
+class DeepEnsemble(Method):
     """Networks trained from different initial weights, averaged."""
 
     members: Count = 5
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "fresh"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["DeepEnsemble"]
 
     def __post_init__(self) -> None:
@@ -49,12 +50,12 @@ class DeepEnsemble:
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train every member from fresh weights."""
         network = task.network.to(run.device)
-        mine: dict[int, Params] = {}
+        fresh_weights, mine = FreshWeights(network), dict[int, Params]()
         for m in run.ranks.mine(range(self.members)):
             part = run.child(f"member-{m + 1}", alone=True)
             kept = part.appended("member")
             if kept is None:
-                fresh: State = {"params": network.fresh(part.rng), "hyper": task.hyper}
+                fresh: State = {"params": fresh_weights(part.rng), "hyper": task.hyper}
                 member = train_point(task, network, fresh, self.training, part).draw()
                 part.append("member", {"member": member})
             else:
@@ -69,11 +70,6 @@ class DeepEnsemble:
         """Members: each equally often, the remainder at random."""
         for m in pick(self.members, n, rng):
             yield {name: stack[m] for name, stack in state["params"].items()}
-
-    outputs = push_draws
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
 
 
 DeepEnsemble.quick = DeepEnsemble(members=4, training=Training(epochs=40))

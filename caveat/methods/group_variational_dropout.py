@@ -16,14 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     Draw,
+    LayerPredictor,
     Noise,
     Outcome,
-    active_draws,
-    active_outputs,
     gaussian_kl,
     log_alpha,
     log_uniform_kl,
@@ -31,7 +31,6 @@ from caveat.engine.variational import (
     train_and_prune,
     warm_up,
 )
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -41,7 +40,7 @@ __all__ = ["GroupVariationalDropout"]
 
 
 @dataclass(frozen=True)
-class GroupVariationalDropout:
+class GroupVariationalDropout(Method):
     """Gaussian weights in units of a scale with a log-uniform prior, of which units that are mostly noise go."""
 
     threshold: float = -1.0  # of log alpha of a unit's scale, log variance less log squared mean: units above go
@@ -52,7 +51,6 @@ class GroupVariationalDropout:
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["GroupVariationalDropout"]
 
     def __post_init__(self) -> None:
@@ -103,11 +101,9 @@ class GroupVariationalDropout:
             what="Gaussian",
         )
 
-    draws = active_draws
-    outputs = active_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> LayerPredictor:
+        """Passes through sparse layers."""
+        return LayerPredictor(state, network)
 
 
 GroupVariationalDropout.quick = GroupVariationalDropout(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -10,6 +10,7 @@ chains' finite length, which `caveat.diagnose` looks at.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,8 +31,9 @@ from caveat.engine.chains import (
     say_what_is_left_out,
     stored_draws,
 )
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, push_draws
+from caveat.fresh_weights import FreshWeights
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -45,7 +47,7 @@ HOPELESS = 20  # iterations in a row, after warm-up, in which no proposal of any
 
 
 @dataclass(frozen=True)
-class HMC:
+class HMC(Method):
     """Hamiltonian Monte Carlo over all data: slow, and the closest there is to the true posterior."""
 
     chains: Count = 4
@@ -60,7 +62,6 @@ class HMC:
     splits: Count = 1  # parts of the rows that take turns within a step
     begin: Literal["layers", "prior"] = "layers"  # first weights: as the layers draw theirs, or from the prior
     starts_from: ClassVar[StartsFrom] = "fresh"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["HMC"]
 
     def __post_init__(self) -> None:
@@ -96,11 +97,9 @@ class HMC:
         state: State = store.state | {"hyper": {n: t.to(run.device) for n, t in task.hyper.items()}}
         return state, run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
 
-    draws = stored_draws
-    outputs = push_draws
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Stored draws: each as often as the others, in order."""
+        return stored_draws(state, network, n, rng)
 
 
 class _Sampler:
@@ -131,10 +130,10 @@ class _Sampler:
     def _begin(self) -> None:
         """Chains at their first weights, and a step size to begin with."""
         network, coordinates = self.chains.network, self.store.coordinates
-        starts = []
+        starts, fresh_weights = [], FreshWeights(network)
         for chain in self.chains.mine:
             rng = random_stream(self.run.seed, "start", chain)
-            params = network.fresh(rng) if self.method.begin == "layers" else _from_prior(network, rng)
+            params = fresh_weights(rng) if self.method.begin == "layers" else _from_prior(network, rng)
             starts.append(coordinates.at(params))
         self._place(torch.stack(starts).to(network.device))
         bad = (~torch.isfinite(self.likelihood + self.prior)).nonzero()

@@ -10,10 +10,25 @@ linearised network (Immer et al. 2021).
 from dataclasses import dataclass
 from typing import ClassVar
 
-from caveat.engine.laplace import LaplaceMethod, Structure, structure_bytes
+import torch
+
+from caveat.engine.laplace import (
+    ChosenWeights,
+    LaplaceKnobs,
+    LaplaceState,
+    Structure,
+    add_rows,
+    check_laplace,
+    point_of,
+    structure_treatment,
+    sweep_at,
+    tuned_gaussian,
+    what_was_done,
+)
 from caveat.engine.run import Info, Run
 from caveat.knobs import Count
 from caveat.network import Network
+from caveat.rows import Rows
 from caveat.storage import State
 from caveat.task import Task
 
@@ -21,29 +36,31 @@ __all__ = ["Laplace"]
 
 
 @dataclass(frozen=True)
-class Laplace(LaplaceMethod):
+class Laplace(LaplaceKnobs):
     """A Gaussian over all weights from the curvature at a trained point."""
 
     structure: Structure = "kronecker"
     rank: Count = 50  # of the low-rank structure
     quick: ClassVar["Laplace"]
 
-    @property
-    def _rank(self) -> int:
-        return self.rank if self.structure == "low_rank" else 0
-
-    def memory(self, network: Network) -> int:
-        """The curvature; of a full one, `check` knows how many rows there are."""
-        return structure_bytes(network, self.structure, self._rank)
-
-    def about(self, task: Task, network: Network) -> tuple[Network, int, Structure]:
-        """All weights."""
-        return network, network.n_parameters, self.structure
+    def check(self, task: Task, device: torch.device) -> None:
+        """Refuse what can be refused before a start is trained; memory as if no row were left out."""
+        check_laplace(self, task, ChosenWeights(task.network), self.structure, device, "Laplace", rank=self.rank)
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """One pass over the data, then the prior precision."""
-        network = task.network.to(run.device)
-        return self._laplace(task, start, run, network, None, self.structure)
+        """Sum the curvature of all weights, then find the prior precision."""
+        chosen, point = ChosenWeights(task.network.to(run.device)), point_of(start, run)
+        sweep, skipped = sweep_at(self, task, chosen, point, run).informative(self.skip)
+        curvature, log_likelihood = sweep.curvature(self.structure, rank=self.rank)
+        tuned = tuned_gaussian(self, task, sweep, chosen, curvature, log_likelihood)
+        state = LaplaceState(point.params, tuned.hyper or point.hyper, tuned.gaussian.tensors())
+        report = what_was_done(tuned, curvature, sweep, chosen, skipped)
+        treatment = structure_treatment(curvature, self.structure, chosen.network)
+        return state.tensors(), run.info(task.network, treatment, report)
+
+    def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
+        """Add the curvature of more rows at the same point; the point and the prior stay."""
+        return add_rows(self, state, network, rows, run, rank=self.rank if self.structure == "low_rank" else 0)
 
 
 Laplace.quick = Laplace()

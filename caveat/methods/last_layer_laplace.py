@@ -13,11 +13,22 @@ from typing import ClassVar, Literal
 import torch
 
 from caveat.batches import count_rows
-from caveat.engine.laplace import LaplaceMethod, Structure, places
+from caveat.engine.laplace import (
+    ChosenWeights,
+    LaplaceKnobs,
+    LaplaceState,
+    add_rows,
+    check_laplace,
+    point_of,
+    sweep_at,
+    tuned_gaussian,
+    what_was_done,
+)
 from caveat.engine.row_gradients import Tape
 from caveat.engine.run import Info, Run
 from caveat.engine.torch_settings import plain_attention
 from caveat.network import Layer, Network
+from caveat.rows import Rows
 from caveat.storage import State
 from caveat.task import Task
 
@@ -25,55 +36,57 @@ __all__ = ["LastLayerLaplace"]
 
 
 @dataclass(frozen=True)
-class LastLayerLaplace(LaplaceMethod):
+class LastLayerLaplace(LaplaceKnobs):
     """A Gaussian over the last layer's weights; the layers before it stay as they are."""
 
     structure: Literal["full", "kronecker", "diagonal"] = "full"
-    structured: ClassVar = "LastLayerLaplace"
     layer: str = "auto"  # name of a layer; auto is the last one that acts in a forward pass
     quick: ClassVar["LastLayerLaplace"]
 
-    @property
-    def _rank(self) -> int:
-        return 0
+    def check(self, task: Task, device: torch.device) -> None:
+        """Refuse what can be refused before a start is trained; memory as if no row were left out."""
+        chosen = self._chosen(task, task.network)
+        check_laplace(self, task, chosen, self.structure, device, "LastLayerLaplace")
 
-    def memory(self, network: Network) -> int:
-        """A copy of the weights; `check` knows the layer."""
-        return network.n_parameters * network.dtype.itemsize
-
-    def about(self, task: Task, network: Network) -> tuple[Network, int, Structure]:
-        """The layer's parameters."""
+    def _chosen(self, task: Task, network: Network) -> ChosenWeights:
+        """The layer's weights."""
         layers = _last_to_act(task, network, network.names) if self.layer == "auto" else {self.layer}
         names = [name for name in network.names if _layer(name) in layers]
         if not names:
             known = list(dict.fromkeys(map(_layer, network.names)))
             raise ValueError(f"layer={self.layer!r} has no weights that inference is about: the layers are {known}")
-        own = network.restricted(names)
-        return own, own.n_parameters, self.structure
+        return ChosenWeights(network.restricted(names))
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Find the layer; one pass over the data; the prior precision."""
-        network = task.network.to(run.device)
-        own, _, _ = self.about(task, network)
-        report = {"layer": " and ".join(dict.fromkeys(map(_layer, own.names)))}
+        """Find the layer, sum its curvature, then find the prior precision."""
+        network, point = task.network.to(run.device), point_of(start, run)
+        chosen = self._chosen(task, network)
+        layer = " and ".join(dict.fromkeys(map(_layer, chosen.network.names)))
         if self.layer == "auto":
             last = _last_to_act(task, network, dict(network.module.named_parameters()))
-            if not last & set(map(_layer, own.names)):
+            if not last & set(map(_layer, chosen.network.names)):
                 run.warnings.append(
                     f"the last layer to act, {' and '.join(sorted(last))}, has no weights that inference is about: "
-                    f"{report['layer']} was taken in its place, the last that has some"
+                    f"{layer} was taken in its place, the last that has some"
                 )
-        counts: dict[str, int] = {}
-        for name, place in places(own).items():
-            owner = name.rpartition(".")[0]
-            counts[owner] = counts.get(owner, 0) + place.stop - place.start
+        sweep, skipped = sweep_at(self, task, chosen, point, run).informative(self.skip)
+        curvature, log_likelihood = sweep.curvature(self.structure)
+        tuned = tuned_gaussian(self, task, sweep, chosen, curvature, log_likelihood)
+        entries = chosen.stored_entries(task.network)
+        state = LaplaceState(point.params, tuned.hyper or point.hyper, tuned.gaussian.tensors(), entries)
+        report = {"layer": layer} | what_was_done(tuned, curvature, sweep, chosen, skipped)
+        counts = chosen.layer_counts()
 
         def treatment(which: Layer) -> str:
-            chosen = counts.get(which.name, 0)
-            some = f" over {chosen:,} of {which.selected:,} weights" if chosen < which.selected else ""
-            return f"Gaussian, {self.structure} covariance{some}" if chosen else "fixed at the MAP"
+            count = counts.get(which.name, 0)
+            some = f" over {count:,} of {which.selected:,} weights" if count < which.selected else ""
+            return f"Gaussian, {self.structure} covariance{some}" if count else "fixed at the MAP"
 
-        return self._laplace(task, start, run, own, None, self.structure, treatment=treatment, diagnostics=report)
+        return state.tensors(), run.info(task.network, treatment, report)
+
+    def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
+        """Add the curvature of more rows at the same point; the point and the prior stay."""
+        return add_rows(self, state, network, rows, run)
 
 
 def _last_to_act(task: Task, network: Network, names: Iterable[str]) -> set[str]:

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import torch
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training, fit_temperature, train_point
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, push_draws
 from caveat.knobs import check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -24,13 +24,12 @@ __all__ = ["MAP"]
 
 
 @dataclass(frozen=True)
-class MAP:
+class MAP(Method):
     """The most probable weights; with temperature=True, scaled on validation data to be as sure as they should be."""
 
     temperature: bool = False  # fit one temperature on the task's validation rows
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["MAP"]
     default_draws: ClassVar[int] = 1
 
@@ -63,11 +62,6 @@ class MAP:
         """The point, n times."""
         for _ in range(n):
             yield state["params"]
-
-    outputs = push_draws
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
 
 
 MAP.quick = MAP(training=Training(epochs=40))

@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from caveat.engine.chains import Chain
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import candidates, weight_name
-from caveat.engine.sparse_chains import MaskedNetwork, mean_account, one_draw, sampled_draws, sampled_outputs
+from caveat.engine.sparse_chains import DrawsPredictor, MaskedNetwork, mean_account, one_draw
 from caveat.engine.variational import own_network
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.storage import State
@@ -27,7 +27,7 @@ __all__ = ["MaskedBNN"]
 
 
 @dataclass(frozen=True)
-class MaskedBNN:
+class MaskedBNN(Method):
     """SG-MCMC over weights, with nodes that are born and die by Metropolis-Hastings."""
 
     sparsity: NonNegative = 0.1  # lambda: how much the prior is against many nodes
@@ -41,7 +41,6 @@ class MaskedBNN:
     temperature: Positive = 1.0  # of the weights; below 1: a cold posterior
     batch_size: Count | None = None  # rows of a batch; the loader's unless given
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["MaskedBNN"]
 
     def __post_init__(self) -> None:
@@ -95,11 +94,9 @@ class MaskedBNN:
         }  # fmt: skip
         return run.info(network, treatment, found)
 
-    draws = sampled_draws
-    outputs = sampled_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> DrawsPredictor:
+        """Each draw through its own network."""
+        return DrawsPredictor(state, network)
 
 
 MaskedBNN.quick = MaskedBNN(interval=2, burn_in=50, length=10, thin=1)

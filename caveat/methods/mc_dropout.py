@@ -7,6 +7,7 @@ convolutional layer but the first, as calls are made: the module itself stays as
 differ from row to row and belong to no weight vector, so there are no weight draws to hand out.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NoReturn
@@ -17,21 +18,27 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, count_rows, move, slices
+from caveat.engine.method import Method
+from caveat.engine.replicas import Replicas
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import BatchPart, Training, train_point
-from caveat.engine.weight_draws import PIECE_ROWS, no_closed_form, no_moments, no_update
+from caveat.engine.weight_draws import PIECE_ROWS
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
-from caveat.network import Network, Params
+from caveat.network import Network
 from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
 __all__ = ["MCDropout"]
 
+_GLOBAL_GENERATOR = (
+    threading.Lock()
+)  # torch has one, from which the dropout inside recurrent layers and attention draws
+
 
 @dataclass(frozen=True)
-class MCDropout:
+class MCDropout(Method):
     """Dropout left on at prediction: the network's own layers, or inserted at a rate."""
 
     rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = (
@@ -40,7 +47,6 @@ class MCDropout:
     default_draws: Count = 30  # passes a prediction
     training: Training = Training(epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
     starts_from: ClassVar[StartsFrom] = "trained"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["MCDropout"]
 
     def __post_init__(self) -> None:
@@ -86,30 +92,39 @@ class MCDropout:
             network(network.params(), x)
         return masks.drawn
 
-    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+    def predictor(self, state: State, network: Network) -> "_MaskPredictor":
+        """Passes with dropout on."""
+        return _MaskPredictor(self.rate, state, network)
+
+
+class _MaskPredictor:
+    """Predicts by passes with masks of their own."""
+
+    def __init__(self, rate: float | None, state: State, network: Network) -> None:
+        self._rate, self._state = rate, state
+        self._networks = Replicas(network.replica)
+
+    def draws(self, n: int, rng: torch.Generator) -> NoReturn:
         """Refused: a mask on activations is not a setting of the weights."""
-        return _refuse()
+        raise TypeError(
+            "MCDropout has no weight draws: its masks are on activations and differ from row to row; use predict(x)"
+        )
 
-    def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
-        """Passes with masks of their own, n of them."""
-        masks = torch.Generator(network.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n passes, [S, B, ...]."""
+        with self._networks.lent() as network, torch.no_grad():
+            masks = torch.Generator(network.device).manual_seed(int(torch.randint(2**62, (), generator=rng)))
 
-        def one_pass() -> Iterator[Tensor]:
-            for piece in slices(x, PIECE_ROWS):
-                with torch.no_grad(), _Masks(self.rate, masks):
-                    yield network(state["params"], move(piece, network.device))
+            def one_pass() -> Iterator[Tensor]:
+                for piece in slices(x, PIECE_ROWS):
+                    with _Masks(self._rate, masks):
+                        yield network(self._state["params"], move(piece, network.device))
 
-        return torch.stack([torch.cat([*one_pass()]) for _ in range(n)]), state["hyper"]
+            return torch.stack([torch.cat([*one_pass()]) for _ in range(n)]), self._state["hyper"]
 
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
-
-
-def _refuse() -> NoReturn:
-    raise TypeError(
-        "MCDropout has no weight draws: its masks are on activations and differ from row to row; use predict(x)"
-    )
+    def moments(self, x: Inputs, joint: bool = False) -> None:
+        """None: there is no closed form."""
+        return None
 
 
 class _Masks(TorchFunctionMode):
@@ -154,7 +169,7 @@ class _Masks(TorchFunctionMode):
         """A function with dropout of its own inside, which draws from the global state: seeded from our generator."""
         self.drawn += rate > 0
         seed = int(torch.randint(2**62, (), generator=self.rng, device=self.rng.device))
-        with seeded(seed, self.rng.device):
+        with _GLOBAL_GENERATOR, seeded(seed, self.rng.device):
             return function(*args, **kwargs)
 
     def _keep(self, x: Tensor, rate: float, axes: int) -> Tensor:

@@ -13,22 +13,21 @@ from typing import ClassVar
 
 import torch
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Scheme, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
+    LayerPredictor,
     Prediction,
     Variational,
     account_of,
-    active_draws,
-    active_outputs,
     begin,
     describe,
     fresh_layout,
     warm_up,
     warn_if_frozen,
 )
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -38,7 +37,7 @@ __all__ = ["MeanFieldVI"]
 
 
 @dataclass(frozen=True)
-class MeanFieldVI:
+class MeanFieldVI(Method):
     """A Gaussian of its own for every weight of the linear and convolutional layers."""
 
     initial_std: Positive = 0.01  # of the weights
@@ -49,7 +48,6 @@ class MeanFieldVI:
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["MeanFieldVI"]
 
     def __post_init__(self) -> None:
@@ -82,11 +80,9 @@ class MeanFieldVI:
         found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
         return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
 
-    draws = active_draws
-    outputs = active_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> LayerPredictor:
+        """Passes through sparse layers."""
+        return LayerPredictor(state, network, local=self.prediction == "local")
 
 
 MeanFieldVI.quick = MeanFieldVI(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -7,21 +7,20 @@ the same layers: what is left of SSVI without its Gaussians. A point has no epis
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Allocation, Geometry, Scheme, counts, dense_layers, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
+    LayerPredictor,
     Replacement,
     Scope,
     Variational,
     account_of,
-    active_draws,
-    active_outputs,
     begin,
     describe,
     fresh_layout,
 )
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, Range, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -31,7 +30,7 @@ __all__ = ["RigL"]
 
 
 @dataclass(frozen=True)
-class RigL:
+class RigL(Method):
     """Few point weights, chosen while they are trained."""
 
     density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
@@ -43,7 +42,6 @@ class RigL:
     stop: Share = 0.75  # share of training after which the places stay
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["RigL"]
     default_draws: ClassVar[int] = 1
 
@@ -82,11 +80,9 @@ class RigL:
         made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
         return trained.state(network), describe(task, trained, run, made, "point", found)
 
-    draws = active_draws
-    outputs = active_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> LayerPredictor:
+        """Passes through sparse layers."""
+        return LayerPredictor(state, network)
 
 
 RigL.quick = RigL(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))

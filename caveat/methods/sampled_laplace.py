@@ -7,32 +7,29 @@ system that takes products with the Jacobian only (`engine/linear_model`). The p
 updates with a few samples, at the mean of the linear model; predictions stay centred on the trained network.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from caveat.batches import Inputs, count_rows, map_tensors, move
-from caveat.engine.laplace import flat_prior, places, with_gradients
+from caveat.engine.flat_weights import flat_places
+from caveat.engine.laplace import flat_prior
 from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, StochasticDescent, Tuned, Tuning
 from caveat.engine.linearised import (
     NEGLIGIBLE,
-    NetworkFeatures,
+    SamplePredictor,
     Sampler,
+    SampleState,
     best_temperature,
-    check_shifts,
     copies_of_the_weights,
-    inputs_as_rows,
     linearise,
     normalisations,
 )
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.weight_draws import no_update, pick, push_draws
 from caveat.knobs import Count, Positive, Range, check_knobs
-from caveat.likelihoods import Gaussian, Hyper, Likelihood
-from caveat.network import Layer, Network, Params
+from caveat.likelihoods import Gaussian, Likelihood
+from caveat.network import Layer, Network
 from caveat.storage import State
 from caveat.task import Task
 
@@ -40,7 +37,7 @@ __all__ = ["SampledLaplace"]
 
 
 @dataclass(frozen=True)
-class SampledLaplace:
+class SampledLaplace(Method):
     """Samples of the linearised network's posterior over all weights, without a matrix over them."""
 
     samples: Count = 64  # that predictions are made of: the relative error of a variance is sqrt(2 / samples)
@@ -67,7 +64,6 @@ class SampledLaplace:
     arithmetic: Literal["full", "float16"] = "full"
     block_rows: Count | None = None  # rows of a block of a pass; None: as memory allows
     starts_from: ClassVar[StartsFrom] = "trained"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["SampledLaplace"]
 
     def __post_init__(self) -> None:
@@ -150,7 +146,6 @@ class SampledLaplace:
         found = found if tuned is None else tuned.hyper
         known = None if tuned is None else tuned.samples
         groups_of_samples = list(sampler.groups(found, self.samples, self.at_once, known))
-        samples = {str(number * self.at_once): part for number, (part, _) in enumerate(groups_of_samples)}
         notes = [note for _, note in groups_of_samples]
         if "log_noise" in hyper and found.noise != 1:
             hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(found.noise).log().to(hyper["log_noise"])
@@ -159,34 +154,30 @@ class SampledLaplace:
         report = _report(found, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
-        state = {
-            "params": params,
-            "hyper": hyper,
-            "samples": samples,
-            "posterior": {"temperature": torch.ones((), dtype=torch.float64)},
-        }
-        report |= self._tempered(task, task.network.to(run.device), state, run)
-        return state, run.info(task.network, self._treatment(network), report)
+        state = SampleState(params, hyper, tuple(samples for samples, _ in groups_of_samples))
+        temperature, validation = self._temperature(task, network, state, run)
+        state = replace(state, temperature=temperature)
+        report |= validation | {"temperature": temperature}
+        return state.tensors(), run.info(task.network, self._treatment(network), report)
 
-    def _tempered(self, task: Task, network: Network, state: State, run: Run) -> dict[str, float]:
-        """Put the temperature into the state, and say what it is."""
-        likelihood, rows, found = network.likelihood, task.validation, {}
-        if isinstance(self.temperature, str):
-            assert rows is not None  # `check` has seen to it
-            part = run.child("temperature")
-            temperature, found["validation_nll"] = best_temperature(
-                self._own(network),
-                state,
-                rows,
-                part,
-                closed=self.closed_form(likelihood),
-                at_once=self.at_once,
-            )
-            run.absorb(part)
-        else:
-            temperature = self.temperature
-        state["posterior"]["temperature"].fill_(temperature)
-        return found | {"temperature": temperature}
+    def _temperature(
+        self, task: Task, network: Network, state: SampleState, run: Run
+    ) -> tuple[float, dict[str, float]]:
+        """The temperature, and the NLL of the validation rows where they decided it."""
+        if not isinstance(self.temperature, str):
+            return self.temperature, {}
+        assert task.validation is not None  # `check` has seen to it
+        part = run.child("temperature")
+        temperature, nll = best_temperature(
+            network,
+            state,
+            task.validation,
+            part,
+            closed=self.closed_form(network.likelihood),
+            at_once=self.at_once,
+        )
+        run.absorb(part)
+        return temperature, {"validation_nll": nll}
 
     def _g_prior(self, network: Network) -> bool:
         if self.g_prior != "auto":
@@ -208,7 +199,7 @@ class SampledLaplace:
         if self.precision != "layers":
             return ["all"], None
         counts: dict[str, int] = {}
-        for name, place in places(network).items():
+        for name, place in flat_places(network).items():
             layer = name.rpartition(".")[0] or "(module)"
             counts[layer] = counts.get(layer, 0) + place.stop - place.start
         return list(counts), tuple(counts.values())
@@ -221,71 +212,10 @@ class SampledLaplace:
 
         return of
 
-    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Weights: the point plus stored samples."""
-        own, params, spread = self._own(network), state["params"], _spread(state)
-        stored = [row for part in state["samples"].values() for row in part]
-        for number in pick(len(stored), n, rng):
-            delta = spread * stored[number].to(network.device)
-            moved = {
-                name: params[name] + delta[place].reshape(params[name].shape) for name, place in places(own).items()
-            }
-            yield params | moved
-
-    @torch.inference_mode(False)
-    def outputs(self, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
-        """Outputs of n functions f + J z: the same samples for all inputs, so that they are joint."""
-        x = map_tensors(with_gradients, x)
-        if self.prediction == "weights":
-            return push_draws(self, state, network, x, n, rng)
-        chosen = pick(sum(map(len, state["samples"].values())), n, rng)
-        mean, shifts = self._shifts(state, network, x, chosen)
-        return mean + shifts, state["hyper"]
-
-    @torch.inference_mode(False)
-    def moments(self, state: State, network: Network, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
-        """f(x) and the samples' covariance J z z^T J^T, averaged; its mean of zero is known."""
-        x = map_tensors(with_gradients, x)
-        count = sum(map(len, state["samples"].values()))
-        mean, shifts = self._shifts(state, network, x, list(range(count)))
-        if joint:
-            every = shifts.flatten(1)
-            return mean, every.T @ every / count
-        rows = shifts.flatten(2)
-        return mean, torch.einsum("kbi,kbj->bij", rows, rows) / count
-
-    @torch.no_grad()
-    def _shifts(self, state: State, network: Network, x: Inputs, chosen: list[int]) -> tuple[Tensor, Tensor]:
-        """f(x) [B, ...] and J(x) z [n, B, ...] of chosen samples, which are brought to the device a few at a time."""
-        own, params = self._own(network), state["params"]
-        if not count_rows(x):
-            outputs = own(params, move(x, network.device))
-            return outputs, outputs.expand(len(chosen), *outputs.shape)
-        features = NetworkFeatures(own, params, inputs_as_rows(x))
-        wanted = sorted(set(chosen))
-        mean: Tensor | None = None
-        found: dict[int, Tensor] = {}
-        begin = 0
-        for part in state["samples"].values():
-            here = [number for number in wanted if begin <= number < begin + len(part)]
-            for some in (here[i : i + self.at_once] for i in range(0, len(here), self.at_once)):
-                z = part[[number - begin for number in some]].to(network.device)
-                blocks = [(block.outputs, block.forward(z)) for block in features.blocks()]
-                mean = torch.cat([f for f, _ in blocks]) if mean is None else mean
-                found |= dict(zip(some, torch.cat([u for _, u in blocks], 1), strict=True))
-            begin += len(part)
-        assert mean is not None
-        shifts = _spread(state) * torch.stack([found[number] for number in chosen])
-        check_shifts(shifts)
-        shape = (count_rows(x), *features.output_shape)
-        return mean.reshape(shape), shifts.reshape(len(chosen), *shape)
-
-    update = no_update
-
-
-def _spread(state: State) -> float:
-    """What samples are multiplied by."""
-    return float(state["posterior"]["temperature"]) ** 0.5 if "posterior" in state else 1.0  # as files once were
+    def predictor(self, state: State, network: Network) -> SamplePredictor:
+        """The linearised network at the samples, or the network itself."""
+        by_weights = self.prediction == "weights"
+        return SamplePredictor(SampleState.of(state), self._own(network), by_weights=by_weights, at_once=self.at_once)
 
 
 def _report(hyper: Hyperparameters, tuned: Tuned | None, notes: list[dict[str, Any]], names: list[str]) -> Any:

@@ -10,6 +10,7 @@ bias of the order of eta remains; the noise is what the temperature asks for, no
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor
 
 from caveat.engine.chains import Chains, Coordinates, DrawStore, Lane, random_stream, say_what_is_left_out, stored_draws
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, push_draws
+from caveat.fresh_weights import FreshWeights
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
-from caveat.network import Network
+from caveat.network import Network, Params
 from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
@@ -29,7 +31,7 @@ __all__ = ["SGMCMC"]
 
 
 @dataclass(frozen=True)
-class SGMCMC:
+class SGMCMC(Method):
     """Langevin or Hamiltonian dynamics with gradients from batches: cheap draws, slightly off."""
 
     chains: Count = 4
@@ -44,7 +46,6 @@ class SGMCMC:
     temperature: Positive = 1.0  # below 1: a cold posterior
     batch_size: Count | None = None  # rows of a batch; the loader's unless given
     starts_from: ClassVar[StartsFrom] = "fresh"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["SGMCMC"]
 
     def __post_init__(self) -> None:
@@ -102,11 +103,9 @@ class SGMCMC:
         diagnostics = {"epochs": self.epochs, "lp": float(state["stats"]["lp"].mean())}
         return state, run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
 
-    draws = stored_draws
-    outputs = push_draws
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Stored draws: each as often as the others, in order."""
+        return stored_draws(state, network, n, rng)
 
 
 class _Sampler:
@@ -141,7 +140,8 @@ class _Sampler:
     def _begin(self) -> None:
         network, coordinates = self.chains.network, self.store.coordinates
         streams = [random_stream(self.run.seed, "start", chain) for chain in self.chains.mine]
-        self.position = torch.stack([coordinates.at(network.fresh(rng)) for rng in streams]).to(network.device)
+        fresh_weights = FreshWeights(network)
+        self.position = torch.stack([coordinates.at(fresh_weights(rng)) for rng in streams]).to(network.device)
         self.momentum = torch.zeros_like(self.position)
         self.square = torch.full_like(self.position, math.nan)  # of the mean gradient; none was seen yet
 

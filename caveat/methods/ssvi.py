@@ -31,6 +31,7 @@ from caveat.engine.channels import (
     start_kept,
     stored_slices,
 )
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     Allocation,
@@ -47,14 +48,13 @@ from caveat.engine.sparse import (
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     Addition,
+    LayerPredictor,
     Prediction,
     Replacement,
     Scope,
     Trained,
     Variational,
     account_of,
-    active_draws,
-    active_outputs,
     begin,
     describe,
     fresh_layout,
@@ -62,7 +62,6 @@ from caveat.engine.variational import (
     warm_up,
     warn_if_frozen,
 )
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
 from caveat.priors import GaussianPrior
@@ -73,7 +72,7 @@ __all__ = ["SSVI"]
 
 
 @dataclass(frozen=True)
-class SSVI:
+class SSVI(Method):
     """Mean-field Gaussians over few weights, chosen while they are trained."""
 
     density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
@@ -96,7 +95,6 @@ class SSVI:
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["SSVI"]
 
     def __post_init__(self) -> None:
@@ -247,11 +245,9 @@ class SSVI:
         found = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
         return found | {"exchanging": self.replacement > 0}
 
-    draws = active_draws
-    outputs = active_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> LayerPredictor:
+        """Passes through sparse layers."""
+        return LayerPredictor(state, network, local=self.prediction == "local")
 
 
 def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:

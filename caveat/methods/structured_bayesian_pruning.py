@@ -14,16 +14,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     HIGH,
     LOW,
     Draw,
+    LayerPredictor,
     Noise,
     Outcome,
-    active_draws,
-    active_outputs,
     lognormal_kl,
     lognormal_log_moment,
     lognormal_log_snr,
@@ -32,7 +32,6 @@ from caveat.engine.variational import (
     train_and_prune,
     warm_up,
 )
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -44,7 +43,7 @@ _NARROW, _WIDE = -8.0, 4.0  # log sigma stays between: a point, and as good as u
 
 
 @dataclass(frozen=True)
-class StructuredBayesianPruning:
+class StructuredBayesianPruning(Method):
     """Points with truncated log-normal noise on their units, of which units that are mostly noise go."""
 
     threshold: NonNegative = 1.0  # of the signal-to-noise ratio of a unit's noise, mean over standard deviation
@@ -55,7 +54,6 @@ class StructuredBayesianPruning:
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["StructuredBayesianPruning"]
 
     def __post_init__(self) -> None:
@@ -113,11 +111,9 @@ class StructuredBayesianPruning:
             what="point",
         )
 
-    draws = active_draws
-    outputs = active_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> LayerPredictor:
+        """Passes through sparse layers."""
+        return LayerPredictor(state, network)
 
 
 StructuredBayesianPruning.quick = StructuredBayesianPruning(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -13,10 +13,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.laplace import LaplaceMethod, Score, Structure, Sweep, flat_prior, places, select, structure_bytes
-from caveat.engine.linearised import copies_of_the_weights
+from caveat.engine.laplace import (
+    ChosenWeights,
+    LaplaceKnobs,
+    LaplaceState,
+    SubnetworkScore,
+    Sweep,
+    add_rows,
+    check_laplace,
+    point_of,
+    select,
+    sweep_at,
+    tuned_gaussian,
+    what_was_done,
+)
 from caveat.engine.run import Info, Run
 from caveat.network import Layer, Network
+from caveat.rows import Rows
 from caveat.storage import State, describe
 from caveat.task import Task
 
@@ -24,11 +37,11 @@ __all__ = ["SubnetworkLaplace"]
 
 
 @dataclass(frozen=True, eq=False)
-class SubnetworkLaplace(LaplaceMethod):
+class SubnetworkLaplace(LaplaceKnobs):
     """A Gaussian with full covariance over a chosen subnetwork; the other weights stay at their MAP values."""
 
     weights: int | float | str = 0.01  # how many, a share of the network, or a layer or pattern of names to take whole
-    score: Score | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
+    score: SubnetworkScore | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
     keep_dead: bool = False  # whether weights without curvature may be chosen
     quick: ClassVar["SubnetworkLaplace"]
 
@@ -43,89 +56,106 @@ class SubnetworkLaplace(LaplaceMethod):
         if isinstance(amount, str) and (isinstance(self.score, Tensor) or self.score != "energy"):
             raise ValueError(f"weights={amount!r} takes whole parameters, so there is nothing for score= to choose")
 
-    @property
-    def _rank(self) -> int:
-        return 0
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SubnetworkLaplace) and describe(self) == describe(other)  # a score may be a tensor
 
     def __hash__(self) -> int:
         return hash(describe(self))
 
-    def memory(self, network: Network) -> int:
-        """Scores of all weights; `check` knows how many rows there are, and so the precision matrix."""
-        sampled = isinstance(self.score, str) and self.score.startswith("sampled")
-        samples = copies_of_the_weights(64, 16, 64) * network.n_parameters * network.dtype.itemsize if sampled else 0
-        return structure_bytes(network, "full") + samples
+    @property
+    def _samples_all_weights(self) -> bool:
+        return isinstance(self.score, str) and self.score.startswith("sampled")
 
-    def about(self, task: Task, network: Network) -> tuple[Network, int, Structure]:
-        """The parameters that a pattern names, or all, of which some weights will be chosen."""
-        if isinstance(self.weights, str):
-            layer = f"{self.weights}."
-            names = [n for n in network.names if fnmatchcase(n, self.weights) or n.startswith(layer)]
-            if not names:
-                raise ValueError(
-                    f"weights={self.weights!r} matches no parameter that inference is about: {list(network.names)[:8]}"
-                )
-            whole = network.restricted(names)
-            return whole, whole.n_parameters, "full"
+    def memory(self, network: Network) -> int:
+        """Scores of all weights, and their samples where the score takes them; `check` looks at the curvature."""
+        needed = super().memory(network)
+        if self._samples_all_weights:
+            from caveat.engine.linearised import copies_of_the_weights  # solvers of linear models, for this score only
+
+            needed *= copies_of_the_weights(64, 16, 64)
+        return needed
+
+    def check(self, task: Task, device: torch.device) -> None:
+        """Refuse what can be refused before a start is trained; memory as if no row were left out."""
+        network = self._about(task.network)
+        chosen = ChosenWeights(network, torch.arange(self._count(network)))  # so many, whichever they will be
+        check_laplace(self, task, chosen, "full", device, "Laplace")
+
+    def _about(self, network: Network) -> Network:
+        """The network restricted to the parameters that a pattern names, or with all of them."""
+        if not isinstance(self.weights, str):
+            return network
+        layer = f"{self.weights}."
+        names = [n for n in network.names if fnmatchcase(n, self.weights) or n.startswith(layer)]
+        if not names:
+            raise ValueError(
+                f"weights={self.weights!r} matches no parameter that inference is about: {list(network.names)[:8]}"
+            )
+        return network.restricted(names)
+
+    def _count(self, network: Network) -> int:
+        """How many weights of this network will be chosen."""
         n = network.n_parameters
+        if isinstance(self.weights, str):
+            return n
         if isinstance(self.score, Tensor) and self.score.numel() != n:
             given = self.score.numel()
             raise ValueError(f"score has {given:,} numbers, but the network has {n:,} weights: give one to each")
         if isinstance(self.weights, float):
-            return network, max(1, round(self.weights * n)), "full"
+            return max(1, round(self.weights * n))
         if self.weights > n:
             raise ValueError(f"weights={self.weights:_} is more than the network has ({n:,})")
-        return network, self.weights, "full"
+        return self.weights
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Choose weights; one pass over the data for their covariance; the prior precision."""
-        network, count, _ = self.about(task, task.network.to(run.device))
+        """Choose weights, sum their curvature, then find the prior precision."""
+        network, point = self._about(task.network.to(run.device)), point_of(start, run)
+        every = sweep_at(self, task, ChosenWeights(network), point, run)
+        chosen, choice = self._chosen(task, every, run)
+        sweep, skipped = every.over(chosen.network).informative(self.skip)
+        curvature, log_likelihood = sweep.curvature("full", chosen.index)
+        tuned = tuned_gaussian(self, task, sweep, chosen, curvature, log_likelihood)
+        entries = chosen.stored_entries(task.network)
+        state = LaplaceState(point.params, tuned.hyper or point.hyper, tuned.gaussian.tensors(), entries)
+        report = {"subnetwork": choice} | what_was_done(tuned, curvature, sweep, chosen, skipped)
+        counts = chosen.layer_counts()
+
+        def treatment(layer: Layer) -> str:
+            count = counts.get(layer.name, 0)
+            if not count:
+                return "fixed at the MAP"
+            return f"Gaussian, full covariance over {count:,} of {layer.selected:,} weights"
+
+        return state.tensors(), run.info(task.network, treatment, report)
+
+    def _chosen(self, task: Task, sweep: Sweep, run: Run) -> tuple[ChosenWeights, dict[str, Any]]:
+        """The weights of the highest score, and what there is to say of the choice."""
+        network, count = sweep.network, self._count(sweep.network)
         if isinstance(self.weights, str):
-            return self._over(task, start, run, network, None, {"subnetwork": {"weights": count}})
-        prior = flat_prior(network, start["params"])
-        sweep = Sweep(network, dict(start["params"]), start["hyper"], task.train, run, "exact", self._bfloat16)
+            return ChosenWeights(network), {"weights": count}
         part = run.child("choice")
         kept_choice = part.appended("choice")  # of a killed run: its curvature belongs to these weights
         if kept_choice is None:
-            selection = select(task, sweep, count, self.score, prior, part, self.keep_dead)
+            variances = _variances_by_samples if self._samples_all_weights else None
+            selection = select(task, sweep, count, self.score, part, self.keep_dead, variances)
             index, report = selection.index, selection.report
             if run.ranks.first:
                 part.append("choice", {"choice": {"index": index}}, report)
         else:
             index, report = kept_choice[0]["choice"]["index"], kept_choice[1]
         run.absorb(part)
-        kept = [n for n, p in places(network).items() if bool(((index >= p.start) & (index < p.stop)).any())]
-        own = network.restricted(kept)
-        before, after = places(network), places(own)
-        moved = [index[(index >= before[n].start) & (index < before[n].stop)] for n in kept]
-        shifted = [piece - before[n].start + after[n].start for n, piece in zip(kept, moved, strict=True)]
-        local = torch.cat(shifted).to(run.device)
-        return self._over(task, start, run, own, local, {"subnetwork": report})
+        return ChosenWeights.at(network, index), report
 
-    @property
-    def _bfloat16(self) -> bool:
-        return self.arithmetic == "bfloat16"
+    def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
+        """Add the curvature of more rows at the same point; the point and the prior stay."""
+        return add_rows(self, state, network, rows, run)
 
-    def _over(
-        self, task: Task, start: State, run: Run, network: Network, index: Tensor | None, report: dict[str, Any]
-    ) -> tuple[State, Info]:
-        counts: dict[str, int] = {}
-        for name, place in places(network).items():
-            whole = place.stop - place.start
-            chosen = whole if index is None else int(((index >= place.start) & (index < place.stop)).sum())
-            layer = name.rpartition(".")[0]
-            counts[layer] = counts.get(layer, 0) + chosen
 
-        def treatment(layer: Layer) -> str:
-            chosen = counts.get(layer.name, 0)
-            if not chosen:
-                return "fixed at the MAP"
-            return f"Gaussian, full covariance over {chosen:,} of {layer.selected:,} weights"
+def _variances_by_samples(task: Task, sweep: Sweep, prior: Tensor, run: Run) -> Tensor:
+    """The variance of every weight under the posterior of all of them, [n]."""
+    from caveat.engine.linearised import marginal_variances  # solvers of linear models, for this score only
 
-        return self._laplace(task, start, run, network, index, "full", treatment=treatment, diagnostics=report)
+    return marginal_variances(task, sweep.network, sweep.params, sweep.hyper, prior, run)
 
 
 SubnetworkLaplace.quick = SubnetworkLaplace(weights=0.2)

@@ -16,9 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update, pick, push_draws
+from caveat.engine.weight_draws import pick
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -28,7 +29,7 @@ __all__ = ["SWAG"]
 
 
 @dataclass(frozen=True)
-class SWAG:
+class SWAG(Method):
     """A Gaussian around the average of SGD's path, its covariance low-rank plus diagonal."""
 
     rank: NonNegativeInt = 20  # iterates kept for the low-rank part; 0 is diagonal
@@ -38,7 +39,6 @@ class SWAG:
         epochs=30, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0, clip=1.0
     )
     starts_from: ClassVar[StartsFrom] = "trained"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["SWAG"]
 
     def __post_init__(self) -> None:
@@ -122,11 +122,6 @@ class SWAG:
                 weights = (math.sqrt(self.scale * 0.5 / (kept - 1)) * z2).to(mean.device, mean.dtype)
                 drawn[name] = drawn[name] + torch.tensordot(weights, state["deviations"][name], 1)
         return drawn
-
-    outputs = push_draws
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
 
 
 def _collect(epoch: int, variables: Variables) -> None:

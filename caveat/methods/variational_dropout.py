@@ -14,17 +14,17 @@ from typing import ClassVar
 
 import torch
 
+from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Scheme, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
+    LayerPredictor,
     Noise,
     NoisyTraining,
     Prediction,
     Trained,
     account_of,
-    active_draws,
-    active_outputs,
     begin,
     describe,
     fresh_layout,
@@ -35,7 +35,6 @@ from caveat.engine.variational import (
     smaller_layout,
     warm_up,
 )
-from caveat.engine.weight_draws import no_closed_form, no_moments, no_update
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
 from caveat.storage import State
@@ -45,7 +44,7 @@ __all__ = ["VariationalDropout"]
 
 
 @dataclass(frozen=True)
-class VariationalDropout:
+class VariationalDropout(Method):
     """Gaussians over weights under a log-uniform prior, of which those that are mostly noise are dropped."""
 
     threshold: float = 3.0  # of log alpha, log variance less log squared mean: weights above go
@@ -57,7 +56,6 @@ class VariationalDropout:
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
-    likelihoods: ClassVar = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
     quick: ClassVar["VariationalDropout"]
 
     def __post_init__(self) -> None:
@@ -103,11 +101,9 @@ class VariationalDropout:
         found = {"sparsity": 1 - made.density, "median_std": float(log_std[keep].median().exp())}
         return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
 
-    draws = active_draws
-    outputs = active_outputs
-    closed_form = no_closed_form
-    moments = no_moments
-    update = no_update
+    def predictor(self, state: State, network: Network) -> LayerPredictor:
+        """Passes through sparse layers."""
+        return LayerPredictor(state, network, local=self.prediction == "local")
 
 
 VariationalDropout.quick = VariationalDropout(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -16,8 +16,10 @@ from caveat import MAP, Training, data
 from caveat.engine.laplace import Sweep
 from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, LinearModel
 from caveat.engine.linear_model.conjugate_gradients import PreparedGradients
-from caveat.engine.linearised import inputs_as_rows, linearise
+from caveat.engine.linearised import linearise
+from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.linearised_network import NetworkModel, mode
+from caveat.engine.linearised.sampler import inputs_as_rows
 from caveat.engine.run import Run
 
 __all__ = ["Exact", "Problem", "lenet_small"]
@@ -161,8 +163,6 @@ class Exact:
         """J(x) [B m, d] and L^-1 J(x)^T, whose columns' inner products are the outputs' covariance."""
         problem = self.problem
         start = problem.start
-        from caveat.engine.linearised import NetworkFeatures
-
         features = NetworkFeatures(problem.task.network.to(problem.device), start.state["params"], inputs_as_rows(x))
         pieces = []
         for block in features.blocks(torch.arange(len(x)).split(20)):

@@ -18,7 +18,7 @@ import caveat
 from caveat.cli import main
 from caveat.data import load
 from caveat.engine.chains import convergence
-from caveat.engine.weight_draws import no_closed_form, push_draws
+from caveat.engine.method import Method
 from caveat.evaluate.chains import Quantities, gather, predict_by_draw
 from caveat.evaluate.diagnose import judge
 from caveat.network import Network, Params
@@ -29,7 +29,7 @@ ROWS = 20
 
 
 @dataclass(frozen=True)
-class Sampler:
+class Sampler(Method):
     """Stored draws, every one once, chain by chain."""
 
     chains: int = 4
@@ -37,9 +37,6 @@ class Sampler:
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         for s in range(n):
             yield {name: stack.flatten(0, 1)[s] for name, stack in state["params"].items()}
-
-    outputs = push_draws
-    closed_form = no_closed_form
 
 
 def independent(chains: int, draws: int, *shape: int) -> Tensor:

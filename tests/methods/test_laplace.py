@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Laplace
-from caveat.engine.laplace.laplace_method import _restored, bridge
+from caveat.engine.laplace.laplace_bridge import bridge
+from caveat.engine.laplace.laplace_state import LaplaceState
 from caveat.engine.row_gradients import Jacobian
 from caveat.engine.run import Run
 
@@ -134,11 +135,11 @@ def test_linearised_samples_are_jointly_those_of_the_moments(structure: str, n: 
     posterior = fit(task, start, structure=structure)
     x, _ = data("Categorical", 3, seed=7)
     rng = torch.Generator().manual_seed(0)
-    outputs, _ = posterior.method.outputs(posterior.state, posterior.network, x, 20_000, rng)
+    outputs, _ = posterior.predictor.outputs(x, 20_000, rng)
     j = at(dense, posterior).jacobian(x).flatten(0, 1)
     deviations = (outputs - posterior.moments(x)[0]).flatten(1)
     assert_covariance(deviations, j @ precision(dense, posterior, task, structure).inverse() @ j.T)
-    again, _ = posterior.method.outputs(posterior.state, posterior.network, x, 5, torch.Generator().manual_seed(1))
+    again, _ = posterior.predictor.outputs(x, 5, torch.Generator().manual_seed(1))
     torch.testing.assert_close(posterior.predict(x, draws=5, seed=1).samples, again.softmax(-1))
 
 
@@ -405,8 +406,8 @@ def test_more_outputs_than_draws_take_tangents_to_the_same_end(kind: str, struct
     start = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=40)), progress=False)
     posterior = fit(task, start, structure=structure)
     method, state, network = posterior.method, posterior.state, posterior.network
-    outputs, _ = method.outputs(state, network, x[:3], 5, torch.Generator().manual_seed(2))
-    _, _, gaussian = _restored(state, network)
+    outputs, _ = method.predictor(state, network).outputs(x[:3], 5, torch.Generator().manual_seed(2))
+    _, gaussian = LaplaceState.of(state).posterior(network)
     rng = torch.Generator().manual_seed(2)
     if "single" in kind:  # torch has no forward derivative of it: one draw is tried, then the Jacobian's rows serve
         gaussian.deltas(1, rng)
@@ -417,7 +418,7 @@ def test_more_outputs_than_draws_take_tangents_to_the_same_end(kind: str, struct
         j = at(dense, posterior).jacobian(x[:3])
     moved = torch.einsum("bdn,sn->sbd", j, gaussian.weights(deltas)).reshape(5, 3, *outputs.shape[2:])
     assert_close(outputs, network(state["params"], x[:3]) + moved, tolerance)
-    wide, _ = method.outputs(state, network, x[:3], 40, torch.Generator().manual_seed(2))
+    wide, _ = method.predictor(state, network).outputs(x[:3], 40, torch.Generator().manual_seed(2))
     assert wide.shape == (40, *outputs.shape[1:]), "fewer outputs than draws"
     assert torch.backends.mha.get_fastpath_enabled()
 

@@ -49,7 +49,7 @@ def test_predictions_are_the_linearised_draws(kind: str) -> None:
     x, _ = rows(kind, 7, seed=9)
     f, J = jacobian(posterior, x)
     wanted = f + torch.einsum("nmd,kd->knm", J, deviations(posterior))
-    outputs, _ = posterior.method.outputs(posterior.state, posterior.network, x, 40, torch.Generator())
+    outputs, _ = posterior.predictor.outputs(x, 40, torch.Generator())
     torch.testing.assert_close(outputs, wanted)
     mean, covariance = posterior.moments(x)
     u = wanted - f

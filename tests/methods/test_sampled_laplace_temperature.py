@@ -19,8 +19,8 @@ def test_a_temperature_multiplies_the_covariance(tmp_path: Path) -> None:
     plain = fitted("Categorical", method)
     cold = fitted("Categorical", dataclasses.replace(method, temperature=0.04))
     torch.testing.assert_close(cold.moments(x)[1], 0.04 * plain.moments(x)[1])
-    f, ours = plain.moments(x)[0], cold.method.outputs(cold.state, cold.network, x, 6, torch.Generator())[0]
-    theirs = plain.method.outputs(plain.state, plain.network, x, 6, torch.Generator())[0]
+    f, ours = plain.moments(x)[0], cold.predictor.outputs(x, 6, torch.Generator())[0]
+    theirs = plain.predictor.outputs(x, 6, torch.Generator())[0]
     torch.testing.assert_close(ours - f, 0.2 * (theirs - f))
     point = plain.state["params"]
     for one, other in zip(plain.sample(3), cold.sample(3), strict=True):

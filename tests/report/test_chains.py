@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import caveat
-from caveat.engine.weight_draws import push_draws
+from caveat.engine.method import Method
 from caveat.evaluate.chains import Evidence, Quantities, gather
 from caveat.evaluate.diagnose import judge
 from caveat.evaluate.surface import Surface
@@ -28,14 +28,12 @@ HOSTILE = "</script><script>alert(1)</script><b>%{x}"
 
 
 @dataclass(frozen=True)
-class Sampler:
+class Sampler(Method):
     """Stored draws, every one once, chain by chain."""
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         for s in range(n):
             yield {name: stack.flatten(0, 1)[s] for name, stack in state["params"].items()}
-
-    outputs = push_draws
 
 
 def made(chains: int = 3, draws: int = 60, stats: tuple[str, ...] = ()) -> tuple[Evidence, Surface]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import (
     EmpCovPrior,
@@ -24,12 +24,7 @@ from caveat.priors import (
     StudentTPrior,
 )
 
-__all__ = ["Coordinates", "learned_noise"]
-
-
-def learned_noise(network: Network, hyper: Hyper) -> Tensor | None:
-    """The logarithm of the noise where it is to be learned, at its starting value."""
-    return hyper.get("log_noise") if getattr(network.likelihood, "noise", None) is None else None
+__all__ = ["Coordinates"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Coordinates:
             if whitened and isinstance(network.prior, EmpCovPrior) and name == network.prior.layer:
                 filters = (place, network.prior.root.to(weight))
         weights, device = before, network.device
-        noise = learned_noise(network, hyper)
+        noise = learned_noise(network.likelihood, hyper)
         offset = torch.zeros(weights, dtype=network.dtype, device=device)
         if noise is not None:
             places["hyper/log_noise"] = (slice(before, before + noise.numel()), noise.shape)

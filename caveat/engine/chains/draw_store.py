@@ -6,7 +6,6 @@ Memory does not grow with the number of draws, and a checkpoint says only what i
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from numpy.lib.format import open_memmap
@@ -78,8 +77,8 @@ class DrawStore:
             self.state["stats"][name][:, draw] = value.cpu()
 
 
-def stored_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-    """The `draws` of a method whose state holds chains: each draw as often as the others, in order."""
+def stored_draws(state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+    """Draws of a state that holds chains: each as often as the others, in order."""
     chains, draws = next(iter(state["params"].values())).shape[:2]
     for i in pick(chains * draws, n, rng):
         yield {name: stack[i // draws, i % draws].to(network.device) for name, stack in state["params"].items()}

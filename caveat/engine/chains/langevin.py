@@ -19,7 +19,7 @@ from caveat.batches import Inputs
 from caveat.engine.chains.parallel_chains import random_stream
 from caveat.engine.run import Run
 from caveat.engine.training import BatchPart, steps_per_epoch
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.randomness import seeded
 from caveat.storage import State
@@ -226,7 +226,7 @@ class LearnedNoise:
 
     def __init__(self, network: Network, initial: Hyper, start: Hyper) -> None:
         """`initial` is the task's own hyper, `start` the value to begin with."""
-        learned = "log_noise" in initial and getattr(network.likelihood, "noise", None) is None
+        learned = learned_noise(network.likelihood, initial) is not None
         device = network.device
         self.fixed: Hyper = {name: t.to(device) for name, t in initial.items()}
         self.moved: Params = {}

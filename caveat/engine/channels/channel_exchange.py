@@ -18,6 +18,7 @@ from caveat.engine.channels.narrowing import Channels, Kept, places, slices
 from caveat.engine.distributed import Ranks
 from caveat.engine.sparse import Substitute, replacement_rate, weight_name
 from caveat.engine.training import Moments
+from caveat.fresh_weights import FreshWeights
 from caveat.network import Network, Params
 
 __all__ = ["ChannelExchange"]
@@ -47,6 +48,7 @@ class ChannelExchange:
         self._own = dict(wide.named_parameters()) | dict(wide.named_buffers())
         self._points = {name: p for name, p in module.named_parameters() if name in self._own}
         self._buffers = dict(module.named_buffers())
+        self._fresh_weights = FreshWeights(self.network.restricted(self.channels.extents))
         self._fresh(0)  # what has no initial values to draw says so now
 
     def due(self, step: int) -> bool:
@@ -86,8 +88,7 @@ class ChannelExchange:
 
     def _fresh(self, step: int) -> Params:
         """Initial values of the wide network."""
-        network = self.network.restricted(self.channels.extents)
-        return self._own | network.fresh(torch.Generator().manual_seed(self.seed + step))
+        return self._own | self._fresh_weights(torch.Generator().manual_seed(self.seed + step))
 
     @torch.no_grad()
     def finish(self, mean: Tensor, scales: dict[str, tuple[Tensor, Tensor]], moments: Moments) -> None:

@@ -1,8 +1,6 @@
 """Narrow networks: a network with some of its channels, and how a posterior stores which ones."""
 
-import copy
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from caveat.engine.channels.narrowing import Channels, Index, Kept, narrow, scatter, shrink, slices
 from caveat.network import Network, Params
@@ -12,7 +10,7 @@ __all__ = ["narrow_network", "of_slices", "stored_slices", "widened"]
 
 def narrow_network(network: Network, channels: Channels, kept: Kept) -> Network:
     """The network with the kept channels only."""
-    return _with(network, narrow(network.module, channels, kept))
+    return network.with_module(narrow(network.module, channels, kept))
 
 
 def stored_slices(channels: Channels, kept: Kept) -> Params:
@@ -31,7 +29,7 @@ def _index(stored: Params) -> dict[str, Index]:
 
 def of_slices(network: Network, stored: Params) -> Network:
     """The narrow network that stored slices speak of."""
-    return _with(network, shrink(network.module, _index(stored)))
+    return network.with_module(shrink(network.module, _index(stored)))
 
 
 def widened(params: Params, network: Network, stored: Params) -> Params:
@@ -45,9 +43,3 @@ def widened(params: Params, network: Network, stored: Params) -> Params:
             value = scatter(value, index[name], value.new_full(like[name].shape, absent))
         wide[name] = value
     return wide
-
-
-def _with(network: Network, module: nn.Module) -> Network:
-    own = copy.copy(network)
-    own.found, own.module = {}, module
-    return own

@@ -2,30 +2,52 @@
 
     GGN = sum_n J_n^T F_n J_n,   F_n = Fisher information of row n's outputs
 
+    laplace_knobs      the knobs that all Laplace methods have
+    laplace_steps      the steps that their fits take, in order
+    chosen_weights     the weights that a posterior is over
+    selection          which weights to be Bayesian about
     sweep              passes over the data that sum a curvature
     gaussians          the Gaussian of a full or low-rank curvature
     layer_gaussians    the Gaussian of diagonal and Kronecker-factored curvatures
     prior_precision    the prior precision: given, by evidence, or by validation rows
-    output_draws       draws of outputs for the validation search
-    selection          which weights to be Bayesian about
+    output_draws       draws of outputs for the search on validation rows
     memory             what a structure takes in bytes, and what would fit
+    laplace_state      what the posterior keeps
+    laplace_predictor  predictions of the linearised network; `laplace_bridge`, a Dirichlet over classes
 
 Called by Laplace, LastLayerLaplace and SubnetworkLaplace.
 """
 
-from caveat.engine.laplace.laplace_method import LaplaceMethod, flat_prior, with_gradients
-from caveat.engine.laplace.memory import Structure, structure_bytes
-from caveat.engine.laplace.selection import Score, select
-from caveat.engine.laplace.sweep import Sweep, places
+from caveat.engine.laplace.chosen_weights import ChosenWeights, flat_prior
+from caveat.engine.laplace.laplace_knobs import LaplaceKnobs
+from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.laplace.laplace_steps import (
+    add_rows,
+    check_laplace,
+    point_of,
+    structure_treatment,
+    sweep_at,
+    what_was_done,
+)
+from caveat.engine.laplace.memory import Structure
+from caveat.engine.laplace.prior_precision import tuned_gaussian
+from caveat.engine.laplace.selection import SubnetworkScore, select
+from caveat.engine.laplace.sweep import Sweep
 
 __all__ = [
-    "LaplaceMethod",
-    "Score",
+    "ChosenWeights",
+    "LaplaceKnobs",
+    "LaplaceState",
     "Structure",
+    "SubnetworkScore",
     "Sweep",
+    "add_rows",
+    "check_laplace",
     "flat_prior",
-    "places",
+    "point_of",
     "select",
-    "structure_bytes",
-    "with_gradients",
+    "structure_treatment",
+    "sweep_at",
+    "tuned_gaussian",
+    "what_was_done",
 ]

@@ -1,8 +1,8 @@
 """Gaussians over weights, N(0, P^-1) with P = curvature + diag(prior), in the forms that a posterior can afford.
 
-    Dense     P itself, as its Cholesky factor                       n^2 numbers
-    LowRank   P = diag(prior) + rows^T rows, by Woodbury's identity   m n numbers, m rows
-    Layers    no covariance between parts (`layered.py`)
+    DenseGaussian     P itself, as its Cholesky factor                        n^2 numbers
+    LowRankGaussian   P = diag(prior) + rows^T rows, by Woodbury's identity   m n numbers, m rows
+    LayerGaussian     no covariance between parts (`layer_gaussians.py`)
 
 Each says the covariance of J delta for the Jacobian of a forward pass (`Here`), draws delta, shifts outputs by J delta,
 and gives its log determinant and the marginal variances. A curvature makes the Gaussian of any prior; its `path` serves
@@ -11,7 +11,8 @@ every multiple of one prior with the work of a single decomposition.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,19 +23,19 @@ from caveat.randomness import normals
 
 __all__ = [
     "Curvature",
-    "Dense",
-    "Full",
-    "Gaussian",
-    "LowRank",
-    "Path",
-    "Rows",
+    "DenseGaussian",
+    "FullCurvature",
+    "LowRankGaussian",
+    "PrecisionPath",
+    "StackedCurvature",
+    "WeightGaussian",
     "in_float64",
 ]
 
 DOUBLE_UP_TO = 4096  # matrices up to this size are summed and factored in float64
 
 
-class Gaussian(Protocol):
+class WeightGaussian(Protocol):
     """A zero-mean Gaussian over n weights."""
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
@@ -69,7 +70,7 @@ class Gaussian(Protocol):
         """What the data gave."""
 
 
-class Path(Protocol):
+class PrecisionPath(Protocol):
     """The Gaussians of curvature + scale diag(prior) for any scale."""
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
@@ -89,10 +90,12 @@ class Path(Protocol):
 class Curvature(Protocol):
     """The data's part of a precision."""
 
-    def gaussian(self, prior: Tensor) -> Gaussian:
+    form: ClassVar[str]  # what a person is told
+
+    def gaussian(self, prior: Tensor) -> WeightGaussian:
         """The Gaussian with these prior precisions, [n]."""
 
-    def path(self, prior: Tensor) -> Path:
+    def path(self, prior: Tensor) -> PrecisionPath:
         """All multiples of these prior precisions at once."""
 
     def times(self, factor: float) -> "Curvature":
@@ -103,7 +106,7 @@ class Curvature(Protocol):
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseGaussian:
     """A full precision matrix, factored once."""
 
     cholesky: Tensor  # lower triangular, cholesky @ cholesky.T = P
@@ -123,19 +126,17 @@ class Dense:
         """J P^-1 J^T from half of it."""
         more_rows_than_weights = here.outputs.numel() > len(self.prior)
         if more_rows_than_weights and here.features() is not None:  # the inverse is less work than solving for J
-            half = here.times(self._inverse(here.jacobian.network.found))
+            half = here.times(self._inverse)
         else:
             half = self._whitened(here.rows())
         half = half.flatten(0, 1) if joint else half
         return half @ half.mT
 
-    def _inverse(self, found: dict[Any, Any]) -> Tensor:
-        """L^-T: n^3 work, so kept with the network, since every prediction makes this object anew."""
-        if found.get("inverse", (None, None))[0] is not self.cholesky:
-            one = torch.eye(len(self.prior), dtype=self.cholesky.dtype, device=self.cholesky.device)
-            found["inverse"] = self.cholesky, torch.linalg.solve_triangular(self.cholesky.mT, one, upper=True)
-        inverse: Tensor = found["inverse"][1]
-        return inverse
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """L^-T, [n, n]: n^3 work, for many predictions."""
+        one = torch.eye(len(self.prior), dtype=self.cholesky.dtype, device=self.cholesky.device)
+        return torch.linalg.solve_triangular(self.cholesky.mT, one, upper=True)
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """L^-T z with z standard normal."""
@@ -162,23 +163,24 @@ class Dense:
         """The factor and the prior."""
         return {"cholesky": self.cholesky, "prior": self.prior}
 
-    def curvature(self) -> "Full":
+    def curvature(self) -> "FullCurvature":
         """What the data gave: P less the prior."""
         factor = in_float64(self.cholesky)
         precision = factor @ factor.mT
         precision.diagonal().sub_(self.prior.to(factor))
-        return Full(precision)
+        return FullCurvature(precision)
 
 
 @dataclass(frozen=True)
-class Full:
+class FullCurvature:
     """A GGN matrix, [n, n]."""
 
     ggn: Tensor
+    form: ClassVar[str] = "full"
 
-    def gaussian(self, prior: Tensor) -> Dense:
+    def gaussian(self, prior: Tensor) -> DenseGaussian:
         """Factor GGN + diag(prior)."""
-        return Dense(_factored(in_float64(self.ggn, copy=True), prior).to(prior.dtype), prior)
+        return DenseGaussian(_factored(in_float64(self.ggn, copy=True), prior).to(prior.dtype), prior)
 
     def path(self, prior: Tensor) -> "_Spectrum":
         """One eigendecomposition of the GGN in units of the prior: its eigenvalues plus the scale are all there is."""
@@ -189,9 +191,9 @@ class Full:
         lowest = max(-2 * float(values[0]), torch.finfo(values.dtype).eps * float(values[-1]))
         return _Spectrum(values.clamp_min(0), scaled, 2 * float(root.log().sum()), lowest)
 
-    def times(self, factor: float) -> "Full":
+    def times(self, factor: float) -> "FullCurvature":
         """The curvature times a number."""
-        return Full(self.ggn * factor)
+        return FullCurvature(self.ggn * factor)
 
     def tensors(self) -> Params:
         """The matrix."""
@@ -218,14 +220,14 @@ class _Spectrum:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankGaussian:
     """A diagonal precision and m rows, P = diag(prior) + rows^T rows: the dual form, or an approximation of rank m.
 
     P^-1 = D^-1 - D^-1 rows^T K^-1 rows D^-1  with  D = diag(prior), K = I + rows D^-1 rows^T = cholesky cholesky^T
     """
 
     rows: Tensor  # [m, n]
-    cholesky: Tensor  # [m, m], lower triangular; float64 where it is small, see `Rows`
+    cholesky: Tensor  # [m, m], lower triangular; float64 where it is small, see `StackedCurvature`
     prior: Tensor
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
@@ -274,18 +276,19 @@ class LowRank:
         """Rows, factor, prior."""
         return {"rows": self.rows, "cholesky": self.cholesky, "prior": self.prior}
 
-    def curvature(self) -> "Rows":
+    def curvature(self) -> "StackedCurvature":
         """What the data gave."""
-        return Rows(self.rows)
+        return StackedCurvature(self.rows)
 
 
 @dataclass(frozen=True)
-class Rows:
+class StackedCurvature:
     """A GGN as rows^T rows, with fewer rows than weights."""
 
     rows: Tensor
+    form: ClassVar[str] = "rows"
 
-    def gaussian(self, prior: Tensor) -> LowRank:
+    def gaussian(self, prior: Tensor) -> LowRankGaussian:
         """Factor K, which is small."""
         return self._with(self._inner(prior), prior)
 
@@ -294,9 +297,9 @@ class Rows:
         values, vectors = _eigh(self._inner(prior))
         return _DualSpectrum(self.rows, prior, values.clamp_min(0), vectors)
 
-    def times(self, factor: float) -> "Rows":
+    def times(self, factor: float) -> "StackedCurvature":
         """The curvature times a number."""
-        return Rows(self.rows * factor**0.5)
+        return StackedCurvature(self.rows * factor**0.5)
 
     def _inner(self, prior: Tensor) -> Tensor:
         """Rows D^-1 rows^T; nearly singular where rows say the same, so in float64 where it is small."""
@@ -307,8 +310,8 @@ class Rows:
             total.addmm_(scaled, scaled.T)
         return total
 
-    def _with(self, inner: Tensor, prior: Tensor) -> LowRank:
-        return LowRank(self.rows, _factored(inner, torch.ones_like(inner[0])), prior)
+    def _with(self, inner: Tensor, prior: Tensor) -> LowRankGaussian:
+        return LowRankGaussian(self.rows, _factored(inner, torch.ones_like(inner[0])), prior)
 
     def tensors(self) -> Params:
         """The rows."""

@@ -11,17 +11,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.engine.laplace.gaussians import Dense, LowRank, in_float64
+from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
 from caveat.engine.row_gradients import Here, Jacobian, Product
 from caveat.engine.working_memory import working_numbers
 from caveat.network import Params
 from caveat.randomness import normals
 
-__all__ = ["Diagonal", "Kronecker", "Layered", "Layers", "Rotated", "factors", "restored"]
+__all__ = ["DiagonalPart", "KroneckerPart", "LayerCurvature", "LayerGaussian", "RotatedPart", "factors", "restored"]
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class DiagonalPart:
     """The GGN's diagonal for one parameter, [p]."""
 
     ggn: Tensor
@@ -42,9 +42,9 @@ class Diagonal:
         """One over the precision."""
         return 1 / precision
 
-    def times(self, factor: float) -> "Diagonal":
+    def times(self, factor: float) -> "DiagonalPart":
         """The curvature times a number."""
-        return Diagonal(self.ggn * factor)
+        return DiagonalPart(self.ggn * factor)
 
     def tensors(self) -> Params:
         """The diagonal."""
@@ -52,7 +52,7 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class Kronecker:
+class KroneckerPart:
     """G (x) A / count over a layer's weight [O, I] and, as a last input that is always 1, its bias.
 
     A = sum a a^T over inputs (patches), G = sum g g^T over gradients at the outputs, count = positions summed over.
@@ -63,18 +63,18 @@ class Kronecker:
     count: Tensor
     has_bias: bool
 
-    def rotated(self) -> "Rotated":
+    def rotated(self) -> "RotatedPart":
         """In the basis where it is diagonal."""
         a_values, a_vectors = torch.linalg.eigh(in_float64(self.inputs / self.count))
         g_values, g_vectors = torch.linalg.eigh(in_float64(self.outputs))
         dtype = self.inputs.dtype
         values = a_values.clamp_min(0).to(dtype), g_values.clamp_min(0).to(dtype)
         bases = a_vectors.to(dtype).contiguous(), g_vectors.to(dtype).contiguous()  # as they will be when loaded
-        return Rotated(*values, *bases, self.count, self.has_bias)
+        return RotatedPart(*values, *bases, self.count, self.has_bias)
 
-    def times(self, factor: float) -> "Kronecker":
+    def times(self, factor: float) -> "KroneckerPart":
         """The curvature times a number."""
-        return Kronecker(self.inputs, self.outputs * factor, self.count, self.has_bias)
+        return KroneckerPart(self.inputs, self.outputs * factor, self.count, self.has_bias)
 
     def tensors(self) -> Params:
         """The sums."""
@@ -82,7 +82,7 @@ class Kronecker:
 
 
 @dataclass(frozen=True)
-class Rotated:
+class RotatedPart:
     """A Kronecker factorisation in its eigenbasis: coordinate (o, i) has curvature out_values[o] in_values[i]."""
 
     in_values: Tensor
@@ -92,10 +92,10 @@ class Rotated:
     count: Tensor
     has_bias: bool
 
-    def kronecker(self) -> Kronecker:
+    def kronecker(self) -> KroneckerPart:
         """The sums that it came from."""
         a = (self.in_vectors * self.in_values) @ self.in_vectors.T * self.count
-        return Kronecker(a, (self.out_vectors * self.out_values) @ self.out_vectors.T, self.count, self.has_bias)
+        return KroneckerPart(a, (self.out_vectors * self.out_values) @ self.out_vectors.T, self.count, self.has_bias)
 
     def spectrum(self) -> Tensor:
         """Curvature of each coordinate, flat."""
@@ -158,11 +158,11 @@ def _split_bias(whole: Tensor, has_bias: bool) -> Tensor:
     return torch.cat([whole[..., :-1].flatten(1), whole[..., -1]], 1)
 
 
-Part = Diagonal | Rotated
+Part = DiagonalPart | RotatedPart
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerGaussian:
     """Independent parts, each diagonal in its own coordinates; weights in the network's order."""
 
     parts: dict[tuple[str, ...], Part]
@@ -179,7 +179,7 @@ class Layers:
         for names, part in self.parts.items():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
-            if isinstance(part, Rotated):
+            if isinstance(part, RotatedPart):
                 prior = prior[:1]  # one for all: a rotation mixes its weights
             yield names, part, values + scale * prior
 
@@ -210,7 +210,7 @@ class Layers:
         for names, part, _ in self.precisions():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
-            prior = prior[:1] if isinstance(part, Rotated) else prior
+            prior = prior[:1] if isinstance(part, RotatedPart) else prior
             inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(found.dtype)  # [p, K]
             for rows, block in part.pieces(here, names):
                 # Products of two outputs' gradients once, a piece of the weights at a time; then all scales at once.
@@ -274,48 +274,53 @@ class Layers:
             found |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
         return found
 
-    def curvature(self) -> "Layered":
+    def curvature(self) -> "LayerCurvature":
         """What the data gave."""
-        return Layered({n: p.kronecker() if isinstance(p, Rotated) else p for n, p in self.parts.items()}, self.places)
+        return LayerCurvature(
+            {n: p.kronecker() if isinstance(p, RotatedPart) else p for n, p in self.parts.items()}, self.places
+        )
 
 
 @dataclass(frozen=True)
-class Layered:
+class LayerCurvature:
     """Curvature without covariance between parts: a parameter's diagonal, or a layer's Kronecker product."""
 
-    parts: dict[tuple[str, ...], Diagonal | Kronecker]
+    form: ClassVar[str] = "layered"
+    parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart]
     places: dict[str, slice]
 
-    def gaussian(self, prior: Tensor) -> Layers:
+    def gaussian(self, prior: Tensor) -> LayerGaussian:
         """Rotate every Kronecker product into its eigenbasis."""
         for names, part in self.parts.items():
             own = torch.cat([prior[self.places[name]] for name in names])
-            if isinstance(part, Kronecker) and float(own.max() - own.min()) > 1e-6 * float(own.max()):
+            if isinstance(part, KroneckerPart) and float(own.max() - own.min()) > 1e-6 * float(own.max()):
                 raise ValueError(
                     f"a Kronecker structure needs one prior precision for {' and '.join(names)}, which has several: "
                     "give its layer one, or use structure='diagonal'"
                 )
         rotated: dict[tuple[str, ...], Part] = {
-            names: part.rotated() if isinstance(part, Kronecker) else part for names, part in self.parts.items()
+            names: part.rotated() if isinstance(part, KroneckerPart) else part for names, part in self.parts.items()
         }
-        return Layers(rotated, self.places, prior)
+        return LayerGaussian(rotated, self.places, prior)
 
-    def plus(self, other: "Layered") -> "Layered":
+    def plus(self, other: "LayerCurvature") -> "LayerCurvature":
         """The curvature of both data sets together."""
-        summed: dict[tuple[str, ...], Diagonal | Kronecker] = {}
+        summed: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {}
         for names, part in self.parts.items():
             more = other.parts[names].tensors()
             added = {key: value + more[key] for key, value in part.tensors().items()}
             summed[names] = (
-                Diagonal(**added) if isinstance(part, Diagonal) else Kronecker(**added, has_bias=part.has_bias)
+                DiagonalPart(**added)
+                if isinstance(part, DiagonalPart)
+                else KroneckerPart(**added, has_bias=part.has_bias)
             )
-        return Layered(summed, self.places)
+        return LayerCurvature(summed, self.places)
 
-    def times(self, factor: float) -> "Layered":
+    def times(self, factor: float) -> "LayerCurvature":
         """The curvature times a number."""
-        return Layered({names: part.times(factor) for names, part in self.parts.items()}, self.places)
+        return LayerCurvature({names: part.times(factor) for names, part in self.parts.items()}, self.places)
 
-    def path(self, prior: Tensor) -> Layers:
+    def path(self, prior: Tensor) -> LayerGaussian:
         """The same: a prior's multiples only change what is added."""
         return self.gaussian(prior)
 
@@ -328,13 +333,13 @@ class Layered:
         }
 
 
-def restored(tensors: Params, places: dict[str, slice]) -> Dense | LowRank | Layers:
+def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRankGaussian | LayerGaussian:
     """A Gaussian from what `tensors` stored."""
     prior = tensors["prior"]
     if "rows" in tensors:
-        return LowRank(tensors["rows"], tensors["cholesky"], prior)
+        return LowRankGaussian(tensors["rows"], tensors["cholesky"], prior)
     if "cholesky" in tensors:
-        return Dense(tensors["cholesky"], prior)
+        return DenseGaussian(tensors["cholesky"], prior)
     grouped: dict[str, Params] = {}
     for key, value in tensors.items():
         if key != "prior":
@@ -343,5 +348,5 @@ def restored(tensors: Params, places: dict[str, slice]) -> Dense | LowRank | Lay
     parts: dict[tuple[str, ...], Part] = {}
     for key, own in grouped.items():
         names = tuple(key.split("+"))
-        parts[names] = Diagonal(own["ggn"]) if "ggn" in own else Rotated(**own, has_bias=len(names) > 1)
-    return Layers(parts, places, prior)
+        parts[names] = DiagonalPart(own["ggn"]) if "ggn" in own else RotatedPart(**own, has_bias=len(names) > 1)
+    return LayerGaussian(parts, places, prior)

@@ -1,6 +1,6 @@
 """What a Laplace approximation takes in memory, structure by structure, and what would fit where one does not.
 
-For n weights and m rows of F (see `curvature.py`), beside one pass of the network over a batch:
+For n weights and m rows of F (see `sweep.py`), beside one pass of the network over a batch:
 
     full       the matrix [n, n] with its factor, when tuning with its eigenvectors and their working memory; or, where
                m < n, the rows [m, n] and that of [m, m]
@@ -14,13 +14,13 @@ from typing import Literal
 from torch import nn
 
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO
-from caveat.engine.laplace.sweep import GRAM_ROWS
 from caveat.network import Network
 
-__all__ = ["Structure", "full_bytes", "structure_bytes", "what_fits"]
+__all__ = ["GRAM_ROWS", "Structure", "curvature_bytes", "full_bytes", "uses_rows", "what_fits"]
 
 Structure = Literal["full", "kronecker", "diagonal", "low_rank"]
 
+GRAM_ROWS = 4096  # rows of F that are multiplied at once
 LAYERS_WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 
 
@@ -34,6 +34,23 @@ def full_bytes(n: int, m: int, itemsize: int, tuned: bool) -> int:
     converted = wide - itemsize  # to float64 before and from it afterwards
     waiting = min(m, GRAM_ROWS) * n * (2 * itemsize + 2 * converted)  # rows of F before they are multiplied
     return max(decomposed, wide * n**2 + waiting) + converted * n**2
+
+
+def uses_rows(n: int, m: int, itemsize: int) -> bool:
+    """Whether a full curvature over n weights is kept as its m rows: fewer than the weights, and in less memory."""
+    return m < n and full_bytes(n, m, itemsize, True) <= full_bytes(n, n, itemsize, True)
+
+
+def curvature_bytes(network: Network, structure: Structure, n: int, m: int, tuned: bool, rank: int = 0) -> int:
+    """Of a structure over n weights of a network, from m rows of F, whether or not the precision is then tuned.
+
+    Rows that are left out later make it no more.
+    """
+    needed = structure_bytes(network, structure, rank)
+    if structure != "full":
+        return needed
+    kept = m if uses_rows(n, m, network.dtype.itemsize) else max(n, m)
+    return max(needed, full_bytes(n, kept, network.dtype.itemsize, tuned))
 
 
 def structure_bytes(network: Network, structure: Structure, rank: int = 0) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
-from caveat.engine.laplace.gaussians import Path
+from caveat.engine.laplace.gaussians import PrecisionPath
 from caveat.engine.row_gradients import Here, Jacobian
 from caveat.likelihoods import Hyper, Likelihood
 
@@ -26,7 +26,7 @@ def together(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hy
     return places.movedim(likelihood.output_axis, -1).reshape(count, -1)
 
 
-def covariances(path: Path, here: Here, scales: Sequence[float], groups: Tensor) -> Tensor:
+def covariances(path: PrecisionPath, here: Here, scales: Sequence[float], groups: Tensor) -> Tensor:
     """The covariance of each group of outputs for each scale of the prior, [K, B, P, C, C]."""
     found = []
     for part in groups.split(max(1, AT_ONCE // groups.shape[1])):
@@ -37,7 +37,7 @@ def covariances(path: Path, here: Here, scales: Sequence[float], groups: Tensor)
     return torch.cat(found, 2)
 
 
-def rows_at_once(path: Path, jacobian: Jacobian, groups: Tensor, scales: int, draws: int = 1) -> int:
+def rows_at_once(path: PrecisionPath, jacobian: Jacobian, groups: Tensor, scales: int, draws: int = 1) -> int:
     """As the path says, and as the covariances of all scales and the draws of one fit."""
     (count, width), network = groups.shape, jacobian.network
     numbers = scales * max(count * width**2, max(AT_ONCE, width) ** 2)

@@ -15,20 +15,26 @@ alone counts all that the point does not know, and beside it no posterior would 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from caveat.batches import Inputs
 from caveat.engine.golden_section import golden_section
-from caveat.engine.laplace.gaussians import Curvature, Gaussian, Path
+from caveat.engine.laplace.chosen_weights import ChosenWeights
+from caveat.engine.laplace.gaussians import Curvature, PrecisionPath, WeightGaussian
 from caveat.engine.laplace.output_draws import covariances, drawn_outputs, rows_at_once, together
+from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.row_gradients import Jacobian
 from caveat.engine.run import Run
-from caveat.likelihoods import Hyper, Likelihood
+from caveat.likelihoods import Hyper, Likelihood, learned_noise
+from caveat.network import Params
 from caveat.rows import Rows
+from caveat.task import Task
 
-__all__ = ["Precision", "Tuned", "Tuner", "log_evidence"]
+__all__ = ["Precision", "TunedGaussian", "Tuner", "log_evidence", "tuned_gaussian"]
 
 Precision = Literal["auto", "given", "scaled", "evidence", "layers", "validation"]
 
@@ -39,10 +45,10 @@ DRAWS = 64  # of the logits a validation row, the same for every scale
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedGaussian:
     """A Gaussian with its prior precision decided, and how."""
 
-    gaussian: Gaussian
+    gaussian: WeightGaussian
     report: dict[str, Any] = field(default_factory=dict)
     hyper: Hyper | None = None  # where the noise was decided too
 
@@ -57,12 +63,12 @@ class Tuner:
     log_likelihood: float  # of all training rows at w*
     run: Run
 
-    def given(self, scale: float = 1.0) -> Tuned:
+    def given(self, scale: float = 1.0) -> TunedGaussian:
         """The prior as given, or a multiple of it."""
         gaussian = self.curvature.gaussian(scale * self.prior)
-        return Tuned(gaussian, self._report(gaussian, scale))
+        return TunedGaussian(gaussian, self._report(gaussian, scale))
 
-    def evidence(self) -> Tuned:
+    def evidence(self) -> TunedGaussian:
         """The multiple of the prior that maximises the log marginal likelihood."""
         path = self.curvature.path(self.prior)
 
@@ -78,7 +84,7 @@ class Tuner:
         self._warn_at_an_end(grid.index(best), _usable(path), "evidence")
         return self._given_or_above(scale)
 
-    def layers(self, groups: Sequence[tuple[str, Tensor]], steps: int = 100) -> Tuned:
+    def layers(self, groups: Sequence[tuple[str, Tensor]], steps: int = 100) -> TunedGaussian:
         """A precision for each group of weights (positions among the chosen), by MacKay's update."""
         prior = self.prior.clone()
         squares = [float(self.weights[index].double().square().sum()) for _, index in groups]
@@ -98,9 +104,9 @@ class Tuner:
             self.run.warnings.append(f"the layers' precisions were still moving after {steps} updates")
         report = self._report(gaussian, None)
         report["prior_precision"] = {name: float(prior[index].mean()) for name, index in groups}
-        return Tuned(gaussian, report)
+        return TunedGaussian(gaussian, report)
 
-    def validation(self, jacobian: Jacobian, rows: Rows, hyper: Hyper) -> Tuned:
+    def validation(self, jacobian: Jacobian, rows: Rows, hyper: Hyper) -> TunedGaussian:
         """The multiple of the prior with the best linearised predictions on validation rows."""
         path = self.curvature.path(self.prior)
         network = jacobian.network
@@ -124,7 +130,7 @@ class Tuner:
 
     def validation_with_noise(
         self, jacobian: Jacobian, rows: Rows, hyper: Hyper, log_likelihood: Callable[[Hyper], float]
-    ) -> Tuned:
+    ) -> TunedGaussian:
         """The same for Gaussian noise that is learned: the best pair of noise and multiple of the prior.
 
         With noise c times as large P = (GGN + c^2 d) / c^2, so one path serves every pair. `log_likelihood` is that of
@@ -160,15 +166,15 @@ class Tuner:
         other = replace(self, curvature=self.curvature.times(noise**-2), log_likelihood=log_likelihood(hypers[i]))
         tuned = other._given_or_above(scale)
         report = tuned.report | {"validation_nll": float(nll[i, k]), "noise_multiple": noise}
-        return Tuned(tuned.gaussian, report, hypers[i])
+        return TunedGaussian(tuned.gaussian, report, hypers[i])
 
     def validation_by_draws(
         self,
-        outputs: Callable[[Gaussian, Any, torch.Generator], Tensor],
+        outputs: Callable[[WeightGaussian, Any, torch.Generator], Tensor],
         likelihood: Likelihood,
         rows: Rows,
         hyper: Hyper,
-    ) -> Tuned:
+    ) -> TunedGaussian:
         """The same for predictions that are made by `outputs(gaussian, x, rng)`: weights drawn for each scale."""
         scales = SCALES[::3]
         some = rows.some(ROWS)
@@ -184,14 +190,14 @@ class Tuner:
                 total[k] += _nll(likelihood, outputs(gaussian, x, rng), y, hyper)
         return self._best(scales, total / len(some))
 
-    def _best(self, scales: Sequence[float], nll: Tensor) -> Tuned:
+    def _best(self, scales: Sequence[float], nll: Tensor) -> TunedGaussian:
         nll = torch.where(nll.isfinite(), nll, torch.inf)
         best = int(nll.argmin())
         self._warn_at_an_end(best, scales, "validation likelihood")
         tuned = self._given_or_above(scales[best])
-        return Tuned(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
+        return TunedGaussian(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
 
-    def _given_or_above(self, scale: float) -> Tuned:
+    def _given_or_above(self, scale: float) -> TunedGaussian:
         """A multiple of the prior, or the next above it where rounding leaves the precision positive definite."""
         for _ in range(6):
             try:
@@ -213,7 +219,7 @@ class Tuner:
             f"given one): {advice}"
         )
 
-    def _report(self, gaussian: Gaussian, scale: float | None) -> dict[str, Any]:
+    def _report(self, gaussian: WeightGaussian, scale: float | None) -> dict[str, Any]:
         evidence = log_evidence(self.log_likelihood, self.weights, gaussian.prior, gaussian.log_det())
         report: dict[str, Any] = {"log_marginal_likelihood": evidence}
         if scale is not None:
@@ -223,7 +229,82 @@ class Tuner:
         return report
 
 
-def _usable(path: Path) -> list[float]:
+def tuned_gaussian(
+    knobs: "PrecisionKnobs",
+    task: Task,
+    sweep: Sweep,
+    chosen: ChosenWeights,
+    curvature: Curvature,
+    log_likelihood: float,
+) -> TunedGaussian:
+    """The Gaussian of a curvature, with the prior precision that the knobs ask for.
+
+    `log_likelihood` is that of all training rows at the sweep's point.
+    """
+    how, network, hyper = knobs.precision, chosen.network, sweep.hyper
+    if how == "auto":
+        how = "evidence" if task.validation is None else "validation"
+    prior, weights = chosen.prior(sweep.params), chosen.weights(sweep.params)
+    tuner = Tuner(curvature, prior, weights, log_likelihood, sweep.run)
+    if isinstance(how, float | int):
+        tuned = replace(tuner, prior=torch.full_like(prior, float(how))).given()
+    elif how == "given":
+        tuned = tuner.given()
+    elif how == "scaled":
+        tuned = tuner.given(len(prior) / task.network.n_parameters)
+    elif how == "evidence":
+        tuned = tuner.evidence()
+    elif how == "layers":
+        tuned = tuner.layers(chosen.by_layer())
+    else:
+        assert task.validation is not None  # `check_against` has seen to it
+        if knobs.prediction == "weights":
+            outputs = partial(_weight_outputs, chosen, sweep.params, min(knobs.n_draws, 30))
+            tuned = tuner.validation_by_draws(outputs, network.likelihood, task.validation, hyper)
+        else:
+            # Half precision is for sums over rows, not for predictions.
+            jacobian = replace(sweep, bfloat16=False).jacobian(chosen.index)
+            if learned_noise(network.likelihood, hyper) is None:
+                tuned = tuner.validation(jacobian, task.validation, hyper)
+            else:
+                tuned = tuner.validation_with_noise(
+                    jacobian,
+                    task.validation,
+                    hyper,
+                    lambda other: float(task.log_likelihood(network, sweep.params, other)) * task.n,
+                )
+    return replace(tuned, report=tuned.report | {"precision_from": how if isinstance(how, str) else "a number"})
+
+
+class PrecisionKnobs(Protocol):
+    """What a search for the prior precision goes by."""
+
+    @property
+    def precision(self) -> Precision | float:
+        """How it is found, or the precision itself."""
+
+    @property
+    def prediction(self) -> str:
+        """How predictions are made, which validation rows are to be predicted best by."""
+
+    @property
+    def n_draws(self) -> int:
+        """Of a prediction."""
+
+
+def _weight_outputs(
+    chosen: ChosenWeights, params: Params, draws: int, gaussian: WeightGaussian, x: Inputs, rng: torch.Generator
+) -> Tensor:
+    """Outputs of weight draws, [S, B, ...]."""
+    outputs = []
+    for _ in range(draws):
+        delta = gaussian.weights(gaussian.deltas(1, rng))[0]
+        with torch.no_grad():
+            outputs.append(chosen.network(chosen.moved(params, delta), x))
+    return torch.stack(outputs)
+
+
+def _usable(path: PrecisionPath) -> list[float]:
     """The scales at which the precision is positive definite beyond rounding."""
     scales = [scale for scale in SCALES if scale > path.lowest]
     if len(scales) < 2:

@@ -16,22 +16,29 @@ A weight without curvature (G = 0) does nothing on the rows looked at: its poste
 move with it, so it is left out. The variance rule would take such weights first.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from caveat.engine.laplace.sweep import Sweep, places
-from caveat.engine.linearised import marginal_variances
+from caveat.engine.flat_weights import flat
+from caveat.engine.laplace.chosen_weights import flat_prior
+from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.run import Run
-from caveat.network import Network, Params
+from caveat.network import Params
 from caveat.randomness import seeded
 from caveat.task import Task
 
-__all__ = ["Score", "Selection", "gaussian_wasserstein", "select"]
+__all__ = ["Selection", "SubnetworkScore", "gaussian_wasserstein", "select"]
 
-Score = Literal["energy", "gradient", "variance", "sampled", "sampled_energy", "swag", "obd", "magnitude", "random"]
+SubnetworkScore = Literal[
+    "energy", "gradient", "variance", "sampled", "sampled_energy", "swag", "obd", "magnitude", "random"
+]
+
+# The variance of every weight under the posterior of all of them, [n], given the prior precisions [n].
+MarginalVariances = Callable[[Task, Sweep, Tensor, Run], Tensor]
 
 ROWS = 5_000  # the scores are averages over rows, and more of them would not change which weights are best
 EXACT_UP_TO = 2e9  # gradients of single weights; beyond it a row takes one random cotangent instead of all
@@ -46,14 +53,20 @@ class Selection:
 
 
 def select(
-    task: Task, sweep: Sweep, count: int, score: Score | Tensor, prior: Tensor, run: Run, keep_dead: bool = False
+    task: Task,
+    sweep: Sweep,
+    count: int,
+    score: SubnetworkScore | Tensor,
+    run: Run,
+    keep_dead: bool = False,
+    marginal_variances: MarginalVariances | None = None,
 ) -> Selection:
     """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take).
 
-    A score of -inf is never chosen.
+    A score of -inf is never chosen. The "sampled" scores need `marginal_variances`.
     """
     network = sweep.network
-    n = network.n_parameters
+    n, prior = network.n_parameters, flat_prior(network, sweep.params)
     if isinstance(score, Tensor) and score.numel() != n:
         raise ValueError(f"score has {score.numel():,} numbers, but the network has {n:,} weights: give one to each")
     if isinstance(score, Tensor) and keep_dead:  # nothing to ask of the data
@@ -61,14 +74,14 @@ def select(
         best = _best(values, values > -torch.inf, count, "a score of -inf", run)
         return Selection(best.cpu(), {"weights": len(best), "of": n, "score": "given"})
     some = torch.linspace(0, len(sweep.rows) - 1, min(len(sweep.rows), ROWS), dtype=torch.float64).long()
-    seen = Sweep(network, sweep.params, sweep.hyper, sweep.rows.part(some), run, "exact", sweep.bfloat16)
+    seen = replace(sweep, rows=sweep.rows.part(some), run=run, fisher="exact")
     outputs = seen.jacobian().plan.outputs
     exact = 2.0 * outputs * n * len(some) <= EXACT_UP_TO
-    ggn, energy = (_flat(found, network) * (len(sweep.rows) / len(some)) for found in seen.scores(exact))
+    ggn, energy = (flat(network, sums) * (len(sweep.rows) / len(some)) for sums in seen.scores(exact))
     values = (
         score.detach().flatten().to(ggn.device, torch.float64)
         if isinstance(score, Tensor)
-        else _scores(score, task, sweep, ggn, energy, prior, run)
+        else _scores(score, task, sweep, ggn, energy, prior, run, marginal_variances)
     )
     dead = ~(ggn > 1e-10 * ggn.mean())
     because = f"no curvature on the {len(some):,} rows looked at (keep_dead=True takes them too)"
@@ -107,8 +120,18 @@ def _best(values: Tensor, allowed: Tensor, count: int, because: str, run: Run) -
     return values.masked_fill(~allowed, -torch.inf).topk(min(count, found)).indices.sort().values
 
 
-def _scores(score: Score, task: Task, sweep: Sweep, ggn: Tensor, energy: Tensor, prior: Tensor, run: Run) -> Tensor:
-    weights = _flat(sweep.params, sweep.network)
+def _scores(
+    score: SubnetworkScore,
+    task: Task,
+    sweep: Sweep,
+    ggn: Tensor,
+    energy: Tensor,
+    prior: Tensor,
+    run: Run,
+    marginal_variances: MarginalVariances | None,
+) -> Tensor:
+    """The score of every weight, [n]."""
+    weights = flat(sweep.network, sweep.params)
     if score == "energy":
         return energy / (ggn + prior.to(ggn))
     if score == "gradient":
@@ -116,16 +139,18 @@ def _scores(score: Score, task: Task, sweep: Sweep, ggn: Tensor, energy: Tensor,
     if score == "variance":
         return 1 / (ggn + prior.to(ggn))
     if score in ("sampled", "sampled_energy"):
+        if marginal_variances is None:
+            raise ValueError(f"score={score!r} goes by the marginal variances of all weights: give marginal_variances=")
         part = run.child("marginal")
-        found = marginal_variances(task, sweep.network, sweep.params, sweep.hyper, prior, part).to(ggn)
+        variances = marginal_variances(task, sweep, prior, part).to(ggn)
         run.absorb(part)
-        return found if score == "sampled" else energy * found
+        return variances if score == "sampled" else energy * variances
     if score == "obd":
         return 0.5 * weights.square() * ggn
     if score == "magnitude":
         return weights.abs()
     if score == "swag":
-        return _flat(path_variance(task, sweep, run), sweep.network)
+        return flat(sweep.network, path_variance(task, sweep, run))
     rng = torch.Generator().manual_seed(run.seed)
     return torch.rand(len(ggn), generator=rng, dtype=torch.float64).to(ggn.device)
 
@@ -174,7 +199,3 @@ def gaussian_wasserstein(covariance: Tensor, other: Tensor) -> float:
 def _root(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
-
-
-def _flat(values: Params, network: Network) -> Tensor:
-    return torch.cat([values[name].flatten() for name in places(network)])

@@ -13,7 +13,7 @@ instead of many.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -21,42 +21,43 @@ from torch import Tensor
 
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.cost import forward_flops
-from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Full, Rows
-from caveat.engine.laplace.layer_gaussians import Diagonal, Kronecker, Layered, factors
-from caveat.engine.row_gradients import Elementwise, Here, Jacobian, Product, evenly, one_hot
+from caveat.engine.flat_weights import flat_places
+from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
+from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, factors
+from caveat.engine.laplace.memory import GRAM_ROWS, Structure, uses_rows
+from caveat.engine.row_gradients import Elementwise, Here, Jacobian, Plans, Product, evenly, one_hot
 from caveat.engine.run import Run
 from caveat.engine.working_memory import working_numbers
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.randomness import normals
-from caveat.rows import Rows as DataRows
+from caveat.rows import Rows
 
 __all__ = ["Fisher", "Sweep", "exact_columns"]
 
 Fisher = Literal["exact", "mc"]
 
-GRAM_ROWS = 4096  # rows of F that are multiplied at once
 GRAM_BLOCK = 4096  # columns of H that are updated at once
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """Passes over data for the curvature at one point."""
 
     network: Network
     params: Params  # with buffers, as a draw has them
     hyper: Hyper
-    rows: DataRows
+    rows: Rows
     run: Run
     fisher: Fisher = "exact"
     bfloat16: bool = False
-    log_likelihood: float = math.nan  # of all rows, as the last pass over them found it
+    plans: Plans = field(default_factory=Plans)  # ways to the gradients of rows, found once
 
     def jacobian(self, index: Tensor | None = None) -> Jacobian:
         """The Jacobian at this point."""
         first = torch.arange(min(3, len(self.rows)))
         x, _ = next(iter(self.rows.batches([first], self.network.device)))
-        return Jacobian(self.network, self.params, x, index, bfloat16=self.bfloat16)
+        return Jacobian(self.network, self.params, x, index, bfloat16=self.bfloat16, plans=self.plans)
 
     def cotangents(self, here: Here, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
         """Columns of R for all rows at once, in the outputs' layout."""
@@ -82,8 +83,58 @@ class Sweep:
         with torch.no_grad():
             return exact_columns(self.network, self.network(self.params, x), y, self.hyper)
 
-    def full(self, index: Tensor | None) -> Full:
+    def over(self, network: Network) -> "Sweep":
+        """The same passes for another selection of the network's parameters."""
+        return replace(self, network=network)
+
+    def informative(self, skip: float) -> tuple["Sweep", dict[str, float]]:
+        """This sweep over fewer rows, without those whose Fisher information is negligible, and how much they had.
+
+        Rows are left out, least information first, as long as their share of the whole stays below `skip`.
+        """
+        if not skip:
+            return self, {"rows": 0, "share_of_information": 0.0}
+        traces = self.traces().double().cpu()
+        order = traces.argsort()
+        below = (traces[order].cumsum(0) <= skip * traces.sum()) & (traces[order] < 0.01 * traces.mean())
+        count = int(below.sum())
+        share = float(traces[order[:count]].sum() / traces.sum().clamp_min(1e-300))
+        rows = self.rows.part(order[count:].sort().values)
+        return replace(self, rows=rows), {"rows": count, "share_of_information": share}
+
+    def curvature(self, structure: Structure, index: Tensor | None = None, rank: int = 0) -> tuple[Curvature, float]:
+        """The curvature in a structure, over chosen weights, and the log likelihood of all rows at the point.
+
+        A full curvature keeps the rows of F as they are where they are fewer than the weights.
+        """
+        if structure in ("kronecker", "diagonal"):
+            return self._layered(structure == "kronecker")
+        if structure == "low_rank":
+            return self._low_rank(rank)
+        n, m = self.network.n_parameters if index is None else len(index), len(self.rows) * self.rank()
+        return self._stacked(index) if uses_rows(n, m, self.network.dtype.itemsize) else self._full(index)
+
+    def full(self, index: Tensor | None) -> FullCurvature:
         """The GGN over chosen weights."""
+        return self._full(index)[0]
+
+    def stacked(self, index: Tensor | None) -> StackedCurvature:
+        """All rows of F, for the dual form."""
+        return self._stacked(index)[0]
+
+    def layered(self, kronecker: bool) -> LayerCurvature:
+        """Each parameter's diagonal or, with `kronecker`, a Kronecker product for every linear and convolution."""
+        return self._layered(kronecker)[0]
+
+    def low_rank(self, rank: int) -> StackedCurvature:
+        """The GGN's `rank` largest eigenvalues and their vectors."""
+        return self._low_rank(rank)[0]
+
+    def diagonal(self) -> Params:
+        """The exact diagonal of the GGN."""
+        return self._diagonal()[0]
+
+    def _full(self, index: Tensor | None) -> tuple[FullCurvature, float]:
         jacobian = self.jacobian(index)
         n, rank = jacobian.size, self.rank()
         gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
@@ -99,11 +150,11 @@ class Sweep:
             for v in self.cotangents(here, y, rng):
                 gram.add(here.columns(v))
 
-        self._sweep("curvature", jacobian, {"ggn": gram.total}, add, rank, jacobian.rows_at_once(columns), gram.flush)
-        return Full(gram.symmetric())
+        totals, size = {"ggn": gram.total}, jacobian.rows_at_once(columns)
+        log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size, gram.flush)
+        return FullCurvature(gram.symmetric()), log_likelihood
 
-    def stacked(self, index: Tensor | None) -> Rows:
-        """All rows of F, for the dual form."""
+    def _stacked(self, index: Tensor | None) -> tuple[StackedCurvature, float]:
         jacobian, rank = self.jacobian(index), self.rank()
         total = self._zeros(len(self.rows) * rank, jacobian.size)
         offset = int(self.run.ranks.part(torch.arange(len(self.rows)))[:1].sum()) * rank
@@ -115,11 +166,11 @@ class Sweep:
                 total[start : start + len(y)] = here.columns(v).to(total.dtype)
                 filled.add_(len(y))
 
-        self._sweep("curvature", jacobian, {"rows": total, "filled": filled}, add, rank, jacobian.rows_at_once(rank))
-        return Rows(total)
+        totals, size = {"rows": total, "filled": filled}, jacobian.rows_at_once(rank)
+        log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size)
+        return StackedCurvature(total), log_likelihood
 
-    def diagonal(self) -> Params:
-        """The exact diagonal of the GGN."""
+    def _diagonal(self) -> tuple[Params, float]:
         jacobian = self.jacobian()
         totals = {name: torch.zeros_like(self.params[name]) for name in self.network.names}
 
@@ -127,8 +178,8 @@ class Sweep:
             for v in self.cotangents(here, y, rng):
                 _add_to(totals, here.squares(v))
 
-        self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
-        return totals
+        log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
+        return totals, log_likelihood
 
     def scores(self, exact: bool) -> tuple[Params, Params]:
         """The diagonals of the GGN and of sum J^T J, in one pass; from one random cotangent each unless exact."""
@@ -153,13 +204,13 @@ class Sweep:
         ggn, energy = ({n: totals[f"{kind}/{n}"] for n in self.network.names} for kind in kinds)
         return ggn, energy
 
-    def layered(self, kronecker: bool) -> Layered:
-        """Each parameter's diagonal or, with `kronecker`, a Kronecker product for every linear and convolution."""
+    def _layered(self, kronecker: bool) -> tuple[LayerCurvature, float]:
         if not kronecker:
-            parts: dict[tuple[str, ...], Diagonal | Kronecker] = {
-                (name,): Diagonal(value.flatten()) for name, value in self.diagonal().items()
+            diagonal, log_likelihood = self._diagonal()
+            parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {
+                (name,): DiagonalPart(value.flatten()) for name, value in diagonal.items()
             }
-            return Layered(parts, places(self.network))
+            return LayerCurvature(parts, flat_places(self.network)), log_likelihood
         jacobian = self.jacobian()
         x, _ = next(iter(self.rows.batches([torch.arange(min(2, len(self.rows)))], self.network.device)))
         layers = kronecker_layers(jacobian.at(x))
@@ -177,15 +228,15 @@ class Sweep:
                     _add_to(totals, here.squares(v, rest))
                 _add_factors(here, here.gradients(v), layers, totals, with_inputs=number == 0)
 
-        self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
-        parts = {(name,): Diagonal(totals[name].flatten()) for name in rest}
+        log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
+        parts = {(name,): DiagonalPart(totals[name].flatten()) for name in rest}
         for names in layers:
             a, g, count = (totals[f"{names[0]}|{key}"] for key in ("A", "G", "count"))
-            parts[names] = Kronecker(a, g, count, len(names) > 1)
-        return Layered(parts, places(self.network))
+            parts[names] = KroneckerPart(a, g, count, len(names) > 1)
+        return LayerCurvature(parts, flat_places(self.network)), log_likelihood
 
-    def products(self, vectors: Tensor, label: str = "curvature") -> Tensor:
-        """The GGN of all weights times vectors [K, n]."""
+    def _products(self, vectors: Tensor, label: str) -> tuple[Tensor, float]:
+        """The GGN of all weights times vectors [K, n], and the log likelihood."""
         jacobian, rank = self.jacobian(), self.rank()
         total = torch.zeros_like(vectors)
 
@@ -194,11 +245,11 @@ class Sweep:
                 f = here.columns(v).to(vectors.dtype)  # [B, n]
                 total.addmm_((f @ vectors.T).T, f)
 
-        self._sweep(label, jacobian, {"products": total}, add, rank, jacobian.rows_at_once(rank))
-        return total
+        log_likelihood = self._sweep(label, jacobian, {"products": total}, add, rank, jacobian.rows_at_once(rank))
+        return total, log_likelihood
 
-    def low_rank(self, rank: int, passes: int = 3) -> Rows:
-        """The GGN's `rank` largest eigenvalues and their vectors, by subspace iteration on a few vectors more.
+    def _low_rank(self, rank: int, passes: int = 3) -> tuple[StackedCurvature, float]:
+        """By subspace iteration on a few vectors more.
 
         With Y = GGN Q for orthonormal Q, the last pass is a Nystrom approximation Y (Q^T Y)^-1 Y^T, which is at most
         the GGN and never loses what the iteration has found.
@@ -210,7 +261,7 @@ class Sweep:
         q = normals((count, n), rng, like)
         for number in range(passes):
             q = torch.linalg.qr(q.T).Q.T  # [count, n], orthonormal rows
-            y = self.products(q, f"curvature-{number}")
+            y, log_likelihood = self._products(q, f"curvature-{number}")
             previous, q = q, y
         inner = (previous @ y.T).double()
         values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
@@ -218,7 +269,7 @@ class Sweep:
         kept = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
         half = (vectors[:, kept] / values[kept].sqrt()).T.to(y.dtype) @ y  # half^T half = the approximation
         _, singular, basis = torch.linalg.svd(half, full_matrices=False)
-        return Rows((singular.unsqueeze(1) * basis)[:rank].contiguous())
+        return StackedCurvature((singular.unsqueeze(1) * basis)[:rank].contiguous()), log_likelihood
 
     def traces(self) -> Tensor:
         """The trace of every row's Fisher information, [N]: how much it can add to any curvature."""
@@ -248,8 +299,11 @@ class Sweep:
         cotangents: int,
         size: int,
         flush: Callable[[], None] = lambda: None,
-    ) -> None:
-        """One pass over this rank's rows; `add` writes into `totals`, which are then summed over ranks."""
+    ) -> float:
+        """One pass over this rank's rows; `add` writes into `totals`, which are then summed over ranks.
+
+        Returns the log likelihood of all rows at the point.
+        """
         part = self.run.child(label)
         ranks = self.run.ranks
         mine = ranks.part(torch.arange(len(self.rows)))
@@ -280,20 +334,10 @@ class Sweep:
                     part.checkpoint({"totals": totals}, {"rows": done})
         flush()
         ranks.add(totals.values())
-        self.log_likelihood = float(totals["log_likelihood"])
         part.gradient_evaluations += cotangents
         part.flops += flops * len(self.rows) * (1 + 2 * cotangents)
         self.run.absorb(part)
-
-
-def places(network: Network) -> dict[str, slice]:
-    """Where each parameter is in the concatenation of all of them."""
-    found, before = {}, 0
-    own = dict(network.module.named_parameters())
-    for name in network.names:
-        found[name] = slice(before, before + own[name].numel())
-        before += own[name].numel()
-    return found
+        return float(totals["log_likelihood"])
 
 
 def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyper) -> int:

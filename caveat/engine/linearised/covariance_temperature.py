@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from caveat.engine.linearised.jacobian_features import NetworkBlock, NetworkFeatures
+from caveat.engine.linearised.sample_state import SampleState
 from caveat.engine.linearised.sampler import check_shifts
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network
 from caveat.rows import Rows
-from caveat.storage import State
 
 __all__ = ["TEMPERATURES", "best_temperature"]
 
@@ -35,28 +35,28 @@ Pushed = tuple[int, Tensor, Tensor, Tensor]  # block, its targets, f [B, ...] an
 
 @torch.no_grad()
 def best_temperature(
-    network: Network, state: State, rows: Rows, run: Run, *, closed: bool, at_once: int
+    network: Network, state: SampleState, rows: Rows, run: Run, *, closed: bool, at_once: int
 ) -> tuple[float, float]:
     """What to multiply the covariance by, so that validation rows are the most likely, and their NLL then.
 
     Args:
         network: restricted to the weights that samples are of, on the device of the work.
-        state: "params", "hyper", and "samples" [k, d] a group, as deviations of unit temperature.
+        state: the point and the samples.
         rows: those of validation.
         run: shows how far it is, and hears what a person should know.
         closed: predictions are made from the samples' variance, and not of the samples.
         at_once: samples that the device holds.
     """
     some, nll = rows.some(ROWS), torch.zeros(len(TEMPERATURES), dtype=torch.float64)
-    count = sum(map(len, state["samples"].values()))
+    count = state.count
     try:
-        features = NetworkFeatures(network, state["params"], some)
+        features = NetworkFeatures(network, state.params, some)
         size = max(1, min(features.block_rows, NUMBERS // (at_once * features.outputs)))
-        group = max(1, NUMBERS // _kept_of_a_row(features, state["hyper"], closed))
+        group = max(1, NUMBERS // _kept_of_a_row(features, state.hyper, closed))
         with run.bar(count * len(some), "prediction") as bar:
             for chosen in torch.arange(len(some)).split(group):
                 pushed = _pushed(features, chosen.split(size), state, at_once, bar.update)
-                nll += (_of_variances if closed else _of_samples)(network, state["hyper"], pushed, count).cpu()
+                nll += (_of_variances if closed else _of_samples)(network, state.hyper, pushed, count).cpu()
     except ValueError as error:
         raise ValueError(f"of {len(some):,} validation rows, spread evenly: {error}") from error
     best = int(torch.where(nll.isfinite(), nll, torch.inf).argmin())
@@ -69,10 +69,14 @@ def best_temperature(
 
 
 def _pushed(
-    features: NetworkFeatures, order: tuple[Tensor, ...], state: State, at_once: int, told: Callable[[int], object]
+    features: NetworkFeatures,
+    order: tuple[Tensor, ...],
+    state: SampleState,
+    at_once: int,
+    told: Callable[[int], object],
 ) -> Iterator[Pushed]:
     """Every block of rows for some samples, then for the next; each sample is read once."""
-    for z in (z for part in state["samples"].values() for z in part.split(at_once)):
+    for z in (z for group in state.groups for z in group.split(at_once)):
         z = z.to(features.device, copy=True)  # or a file in memory would be read again for each block
         for number, block in enumerate(features.blocks(order)):
             shifts = block.forward(z)

@@ -12,26 +12,63 @@ block is run once, for products both ways; n rows take no more memory than a blo
 """
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs, slices, tensors
+from caveat.batches import Inputs, slices
 from caveat.engine.cost import free_bytes
 from caveat.engine.linear_model import Noise, times
-from caveat.engine.row_gradients import Jacobian
+from caveat.engine.row_gradients import Jacobian, Plans
 from caveat.engine.tangents import Program
 from caveat.engine.torch_settings import full_precision, refuse_inference_mode
 from caveat.network import Network, Params
 from caveat.rows import Rows
 
-__all__ = ["NetworkBlock", "NetworkFeatures"]
+__all__ = ["NetworkBlock", "NetworkFeatures", "Programs"]
 
 # Numbers in the largest tangents of eight vectors and one block: what the caches hold, what fills a GPU.
 _CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
 _PROGRAMS = 4  # shapes of inputs whose steps a network keeps: tracing takes longer than a prediction for a few rows
+
+
+class Programs:
+    """The last few programs that a network was traced into, by the shape of the inputs, each for certain weights."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[list[tuple[Tensor, int]], Program]] = {}
+        self._lock = threading.Lock()  # threads that ask for the same program wait for it: tracing takes longer
+
+    def program(self, network: Network, params: Params, names: tuple[str, ...], x: Inputs, float16: bool) -> Program:
+        """The program for inputs of this structure and these shapes, traced unless it is known."""
+        key = (names, float16, _structure(x))
+        at = [(value, value._version) for value in params.values()]
+        with self._lock:
+            before, program = self._kept.pop(key, ([], None))
+            same = len(at) == len(before) and all(
+                value is other and version == earlier
+                for (value, version), (other, earlier) in zip(at, before, strict=True)
+            )
+            if program is None or not same:
+                program = Program(network, params, names, x, float16)
+            self._kept[key] = (at, program)  # the last to be dropped
+            while len(self._kept) > _PROGRAMS:
+                del self._kept[next(iter(self._kept))]
+        return program
+
+
+def _structure(x: Inputs) -> Any:
+    """What a program depends on: names and order of the inputs, shapes and types of tensors, values of all others."""
+    if isinstance(x, Tensor):
+        return (tuple(x.shape), x.dtype)
+    if isinstance(x, dict):
+        return tuple((key, _structure(value)) for key, value in x.items())
+    if isinstance(x, list | tuple):
+        return tuple(map(_structure, x))
+    return (type(x).__name__, repr(x))
 
 
 class NetworkFeatures:
@@ -44,6 +81,7 @@ class NetworkFeatures:
         names: the parameters of the linear model; all of the network's unless given.
         block_rows: rows in a block of a pass in order; chosen by memory unless given.
         float16: make convolutions and products of matrices in float16.
+        programs: programs that were traced before, and where new ones are kept.
     """
 
     def __init__(
@@ -55,9 +93,11 @@ class NetworkFeatures:
         names: Sequence[str] | None = None,
         block_rows: int | None = None,
         float16: bool = False,
+        programs: Programs | None = None,
     ) -> None:
         refuse_inference_mode()
         self.network, self.params, self.float16 = network, params, float16
+        self._programs, self._plans = programs or Programs(), Plans()
         self.names = network.names if names is None else tuple(names)
         unknown = [name for name in self.names if name not in params]
         if unknown or not self.names:
@@ -67,7 +107,7 @@ class NetworkFeatures:
         self.size = sum(params[name].numel() for name in self.names)
         first = torch.arange(min(2, self.rows))
         x, _ = next(self.data.batches([first], self.device))
-        program = self._found(x, float16=False)
+        program = self._program(x, float16=False)
         self.output_shape = program.output_shape  # of a row
         self.outputs = self.output_shape.numel()
         if not program.checked:
@@ -98,28 +138,16 @@ class NetworkFeatures:
 
     def program(self, x: Inputs) -> Program:
         """The network's steps for inputs of this shape."""
-        return self._found(x, self.float16)
+        return self._program(x, self.float16)
 
-    def _found(self, x: Inputs, float16: bool) -> Program:
-        """Traced once: the network keeps the last few, each with the weights that it is for."""
-        key = (self.names, float16, *((t.shape, t.dtype) for t in tensors(x)))
-        at = [(value, value._version) for value in self.params.values()]
-        kept: dict[Any, tuple[list[tuple[Tensor, int]], Program]] = self.network.found.setdefault("programs", {})
-        before, program = kept.pop(key, ([], None))
-        same = len(at) == len(before) and all(
-            value is other and version == earlier for (value, version), (other, earlier) in zip(at, before, strict=True)
-        )
-        if program is None or not same:
-            program = Program(self.network, self.params, self.names, x, float16)
-        kept[key] = (at, program)  # the last to be dropped
-        while len(kept) > _PROGRAMS:
-            del kept[next(iter(kept))]
-        return program
+    def _program(self, x: Inputs, float16: bool) -> Program:
+        return self._programs.program(self.network, self.params, self.names, x, float16)
 
     def curvature_diagonal(self, noise: Noise, counted: Callable[[int, int], None] | None = None) -> Tensor:
         """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
         x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
-        jacobian = Jacobian(self.network.restricted(self.names), self.params, x, bfloat16=self.float16)
+        network = self.network.restricted(self.names)
+        jacobian = Jacobian(network, self.params, x, bfloat16=self.float16, plans=self._plans)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
             factor = noise.factor(block)

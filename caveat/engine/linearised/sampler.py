@@ -16,6 +16,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, move
 from caveat.engine.cost import forward_flops
+from caveat.engine.flat_weights import flat
 from caveat.engine.linear_model import (
     ConjugateGradients,
     Draws,
@@ -42,7 +43,6 @@ __all__ = [
     "Sampler",
     "check_shifts",
     "copies_of_the_weights",
-    "flat",
     "inputs_as_rows",
     "linearise",
     "marginal_variances",
@@ -255,11 +255,6 @@ class inputs_as_rows(Rows):  # noqa: N801 - used as a function
         for rows in order:
             chosen = map_tensors(lambda t, rows=rows: t[rows.to(t.device)] if t.ndim else t, self.x)  # type: ignore[misc]
             yield move(chosen, torch.device(device)), torch.zeros(len(rows), dtype=torch.long, device=device)
-
-
-def flat(network: Network, params: Params) -> Tensor:
-    """The selected weights one after the other, [d]."""
-    return torch.cat([params[name].flatten() for name in network.names])
 
 
 def normalisations(network: Network) -> set[str]:

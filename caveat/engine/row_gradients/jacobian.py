@@ -16,7 +16,7 @@ gradient is phi (`here.features()`), and products with J are products with phi, 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -33,7 +33,20 @@ from caveat.engine.torch_settings import refuse_inference_mode
 from caveat.engine.working_memory import working_numbers
 from caveat.network import Network, Params
 
-__all__ = ["Here", "Jacobian", "evenly", "one_hot"]
+__all__ = ["Here", "Jacobian", "Plans", "evenly", "one_hot"]
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans that were found at a cost, by the parameters that they are for: of one network, for several Jacobians."""
+
+    found: dict[tuple[str, ...], Plan] = field(default_factory=dict)
+
+    def plan(self, network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
+        """The plan for these parameters, looked for in a pass over a few rows unless it is known."""
+        if names not in self.found:
+            self.found[names] = find_plan(network, params, names, x)
+        return self.found[names]
 
 
 class Jacobian:
@@ -45,10 +58,18 @@ class Jacobian:
         x: a few rows to find the way with.
         index: chosen weights, ascending, as positions in the concatenation of all `network.names`; None for all.
         bfloat16: run the passes in bfloat16.
+        plans: plans that were found before, and where a new one is kept.
     """
 
     def __init__(
-        self, network: Network, params: Params, x: Inputs, index: Tensor | None = None, *, bfloat16: bool = False
+        self,
+        network: Network,
+        params: Params,
+        x: Inputs,
+        index: Tensor | None = None,
+        *,
+        bfloat16: bool = False,
+        plans: Plans | None = None,
     ) -> None:
         refuse_inference_mode()
         params = {name: _fast_layout(value) for name, value in params.items()}
@@ -64,10 +85,7 @@ class Jacobian:
                 self.pieces[name] = (slice(low, high), Chosen(torch.arange(high - low, device=network.device)))
             elif high > low:
                 self.pieces[name] = (slice(low, high), Chosen((index[low:high] - start).to(network.device)))
-        key = ("jacobian", *self.pieces)
-        if key not in network.found:
-            network.found[key] = find_plan(network, params, tuple(self.pieces), x)
-        self.plan: Plan = network.found[key]
+        self.plan = (plans or Plans()).plan(network, params, tuple(self.pieces), x)
         self.order = self._order()
         fixed = Winograd((dict(network.module.named_parameters()) | params).values())
         self.winograd: Winograd | None = fixed if fixed.weights and not bfloat16 else None
@@ -84,32 +102,31 @@ class Jacobian:
         """One forward pass over these rows.
 
         A layer that sees some of the rows only, or in another order (mixtures of experts), may have looked like any
-        other in the first rows: its parameters get copies from then on, row by row.
+        other in the first rows: its parameters get copies from then on, row by row, in this Jacobian.
         """
         x = map_tensors(_fast_layout, x)
-        passed = self._pass(x)
+        passed = self._pass(x, self.plan)
         wrong = passed.tape.unknown | passed.misplaced()
         if not wrong:
             return Here(self, passed)
         known = tuple(name for name in self.plan.known if name not in wrong)
         general = tuple(name for name in self.pieces if name not in known)
         numbers = self.plan.numbers + sum(self.sizes[name] for name in wrong)
-        self.plan = replace(self.plan, known=known, general=general, vectorised=False, numbers=numbers, last=())
-        self.network.found["jacobian", *self.pieces] = self.plan
-        self.order = None
-        passed = self._pass(x)
+        plan = replace(self.plan, known=known, general=general, vectorised=False, numbers=numbers, last=())
+        passed = self._pass(x, plan)
         if not self.bfloat16:
             check_rows_are_independent(passed.outputs, passed.results[1].detach())
+        self.plan, self.order = plan, None  # only now: rows that the network cannot take change nothing
         return Here(self, passed)
 
-    def _pass(self, x: Inputs) -> Pass:
+    def _pass(self, x: Inputs, plan: Plan) -> Pass:
         try:
-            return watched_pass(self.network, self.params, x, self.plan, self.winograd, self.bfloat16)
+            return watched_pass(self.network, self.params, x, plan, self.winograd, self.bfloat16)
         except RuntimeError:  # a module that views images as they lie with channels first
             if self.winograd is None:
                 raise
             self.winograd = None
-            return self._pass(x)
+            return self._pass(x, plan)
 
     def rows_at_once(self, columns: int = 0, layers: int = 1) -> int:
         """How many rows a pass should take, going by what it keeps of each.

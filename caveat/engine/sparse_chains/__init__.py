@@ -8,8 +8,8 @@
 Called by AEB and MaskedBNN.
 """
 
-from caveat.engine.sparse_chains.draw_state import count, one_draw, sampled_draws, sampled_outputs
+from caveat.engine.sparse_chains.draw_state import DrawsPredictor, count, one_draw
 from caveat.engine.sparse_chains.masked_network import MaskedNetwork, mean_account
 from caveat.engine.sparse_chains.spike_slab import SpikeSlab
 
-__all__ = ["MaskedNetwork", "SpikeSlab", "count", "mean_account", "one_draw", "sampled_draws", "sampled_outputs"]
+__all__ = ["DrawsPredictor", "MaskedNetwork", "SpikeSlab", "count", "mean_account", "one_draw"]

@@ -6,20 +6,20 @@ under "draw/hyper/".
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
+from caveat.engine.replicas import Replicas
 from caveat.engine.sparse import Substitute
-from caveat.engine.variational import active_draws, layout_of, own_network
+from caveat.engine.variational import LayerPredictor, layout_of, own_network
 from caveat.engine.weight_draws import PIECE_ROWS, pick
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import State
 
-__all__ = ["count", "one_draw", "sampled_draws", "sampled_outputs"]
+__all__ = ["DrawsPredictor", "count", "one_draw"]
 
 
 def count(state: State) -> int:
@@ -42,49 +42,59 @@ def one_draw(state: State, draw: int) -> State:
     return found
 
 
-def sampled_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-    """The `draws` of a method whose state has a few: whole weights, zero where there are none."""
-    for i in pick(count(state), n, rng):
-        yield from active_draws(method, one_draw(state, i), network, 1, rng)
+class DrawsPredictor:
+    """Predicts from a few draws, each through its own sparse or narrow network."""
+
+    def __init__(self, state: State, network: Network) -> None:
+        self._state, self._network = state, network
+        self._networks = Replicas(lambda: _DrawNetworks(state, network))
+
+    def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Whole weights, zero where there are none."""
+        for i in pick(count(self._state), n, rng):
+            yield from LayerPredictor(one_draw(self._state, i), self._network).draws(1, rng)
+
+    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n passes, each through a draw's own network, [S, B, ...]."""
+        outputs: list[Tensor] = []
+        learned: dict[str, list[Tensor]] = {}
+        with torch.no_grad(), self._networks.lent() as networks:
+            for i in pick(count(self._state), n, rng):
+                network = networks.of(i)
+                pieces = (move(piece, network.device) for piece in slices(x, PIECE_ROWS))
+                outputs.append(torch.cat([network.evaluation_pass(piece) for piece in pieces]))
+                for name, value in self._state["rest"].items():
+                    if name.startswith(f"{i}/hyper/"):
+                        learned.setdefault(name.removeprefix(f"{i}/hyper/"), []).append(value)
+        hyper = self._state["hyper"] | {name: torch.stack(values) for name, values in learned.items()}
+        return torch.stack(outputs), hyper
+
+    def moments(self, x: Inputs, joint: bool = False) -> None:
+        """None: there is no closed form."""
+        return None
 
 
-def sampled_outputs(
-    method: Any, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator
-) -> tuple[Tensor, Hyper]:
-    """The `outputs` of such a method: a pass of each draw's own sparse or narrow network, [S, B, ...]."""
-    outputs: list[Tensor] = []
-    learned: dict[str, list[Tensor]] = {}
-    with torch.no_grad():
-        for i in pick(count(state), n, rng):
-            own = _network(state, network, i)
-            pieces = (move(piece, network.device) for piece in slices(x, PIECE_ROWS))
-            outputs.append(torch.cat([own.evaluation_pass(piece) for piece in pieces]))
-            for name, value in state["rest"].items():
-                if name.startswith(f"{i}/hyper/"):
-                    learned.setdefault(name.removeprefix(f"{i}/hyper/"), []).append(value)
-    return torch.stack(outputs), state["hyper"] | {name: torch.stack(values) for name, values in learned.items()}
+class _DrawNetworks:
+    """The networks of draws: narrow ones are made once each, draws with the same places of weights share one."""
 
+    def __init__(self, state: State, network: Network) -> None:
+        self._state, self._network = state, network
+        self._narrow: dict[int, Network] = {}
+        self._shared: Substitute | None = None
 
-def _network(state: State, network: Network, draw: int) -> Network:
-    """The network of a draw: narrow ones are made once each, draws of the same weights share one."""
-    first = state["active"]["0/mean"]
-    kept = network.found.get("samples")
-    if kept is None or kept[0] is not first:
-        kept = network.found["samples"] = (first, {})
-    made: dict[int | None, Any] = kept[1]
-    own = one_draw(state, draw)
-    rest = {name: value for name, value in own["rest"].items() if not name.startswith("hyper/")}
-    if "slices" in own:
-        if draw not in made:
-            made[draw] = own_network(own, network).with_fixed(rest)
-        narrow: Network = made[draw]
-        return narrow
-    if None not in made:
-        made[None] = Substitute(network, layout_of(own, network), rest)
-    substitute: Substitute = made[None]
-    module = substitute.network.module
-    targets = dict(module.named_parameters()) | dict(module.named_buffers())
-    for name, value in rest.items():
-        targets[name].copy_(value)
-    substitute.use(own["active"]["mean"])
-    return substitute.network
+    def of(self, draw: int) -> Network:
+        """The network of a draw, ready for a pass."""
+        state = one_draw(self._state, draw)
+        rest = {name: value for name, value in state["rest"].items() if not name.startswith("hyper/")}
+        if "slices" in state:
+            if draw not in self._narrow:
+                self._narrow[draw] = own_network(state, self._network).with_fixed(rest)
+            return self._narrow[draw]
+        if self._shared is None:
+            self._shared = Substitute(self._network, layout_of(state, self._network), rest)
+        module = self._shared.network.module
+        targets = dict(module.named_parameters()) | dict(module.named_buffers())
+        for name, value in rest.items():
+            targets[name].copy_(value)
+        self._shared.use(state["active"]["mean"])
+        return self._shared.network

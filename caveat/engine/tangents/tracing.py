@@ -18,11 +18,10 @@ from torch import Tensor, fx, nn
 from torch.func import functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, map_tensors, tensors
-from caveat.engine.torch_settings import plain_attention
+from caveat.engine.torch_settings import HeldSetting, differentiable_attention
 from caveat.network import Network, Params
 
 __all__ = ["traced"]
@@ -37,7 +36,7 @@ def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.Gra
             return network(params, map_tensors(lambda _: next(parts), x))
 
     precision = torch.autocast(network.device.type, torch.float16) if float16 else contextlib.nullcontext()
-    with torch.no_grad(), _layers_noted(network.module), _plain_operations(), precision:
+    with torch.no_grad(), _layers_noted(network.module), _plain_operations(network.module, network.device), precision:
         try:
             plain = make_fx(call)(params, *tensors(x))
         except RuntimeError as error:
@@ -120,6 +119,8 @@ class _Folding(TorchFunctionMode):
         return layer(weight, shift if bias is None else shift + bias)
 
 
+_no_mkldnn = HeldSetting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False)
+_no_cudnn = HeldSetting(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled, False)
 _LAYERS = (torch.conv1d, torch.conv2d, torch.conv3d, nn.functional.linear)
 
 
@@ -151,14 +152,16 @@ def _layers_noted(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_operations() -> Iterator[None]:
-    """Attention and recurrent layers by their ordinary operations, not by kernels that have no derivatives."""
-    before = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    torch._C._set_cudnn_enabled(False)  # its public context sets TF32 too, and fails where a program has set that
-    try:
-        with plain_attention(), sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch._C._set_mkldnn_enabled(before[0])
-        torch._C._set_cudnn_enabled(before[1])
+def _plain_operations(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Attention and recurrent layers by their ordinary operations, not by kernels that have no derivatives.
+
+    These are settings of the whole process: other threads keep their kernels unless a recurrent layer, or a GPU, makes
+    it necessary.
+    """
+    recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
+    with differentiable_attention(), contextlib.ExitStack() as settings:
+        if recurrent:
+            settings.enter_context(_no_mkldnn())
+        if device.type == "cuda":  # cudnn's public context sets TF32 too, and fails where a program has set that
+            settings.enter_context(_no_cudnn())
+        yield

@@ -10,7 +10,7 @@ from caveat.batches import Inputs
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Variables, optimise
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import GaussianPrior
 from caveat.randomness import seeded
@@ -145,8 +145,8 @@ def _written_buffers(task: Task, network: Network) -> list[str]:
 def _variables(trainee: Network, start: State, run: Run, extra: Params | None) -> Variables:
     """The trainee's own tensors, with gradients for the weights, and for the noise where it is to be learned."""
     hyper = {name: t.to(run.device, copy=True) for name, t in start["hyper"].items()}
-    if "log_noise" in hyper and getattr(trainee.likelihood, "noise", None) is None:
-        hyper["log_noise"].requires_grad_()
+    if (noise_to_learn := learned_noise(trainee.likelihood, hyper)) is not None:
+        noise_to_learn.requires_grad_()
     own = dict(trainee.module.named_parameters())
     weights = {name: own[name].requires_grad_() for name in trainee.names}
     return Variables(weights, hyper, dict(trainee.module.named_buffers()), extra or {})

@@ -14,10 +14,9 @@ Called by SSVI, MeanFieldVI, RigL, and by the three methods that prune by noise.
 """
 
 from caveat.engine.variational.layer_posterior import (
+    LayerPredictor,
     Prediction,
     account_of,
-    active_draws,
-    active_outputs,
     begin,
     describe,
     fresh_layout,
@@ -48,6 +47,7 @@ __all__ = [
     "LOW",
     "Addition",
     "Draw",
+    "LayerPredictor",
     "Noise",
     "NoisyTraining",
     "Outcome",
@@ -57,8 +57,6 @@ __all__ = [
     "Trained",
     "Variational",
     "account_of",
-    "active_draws",
-    "active_outputs",
     "begin",
     "describe",
     "fresh_layout",

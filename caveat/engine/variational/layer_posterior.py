@@ -9,6 +9,7 @@ that it still reads. A group "noise" has numbers that multiply whole units (`eng
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
 from caveat.engine.channels import of_slices, widened
+from caveat.engine.replicas import Replicas
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import (
     Account,
@@ -36,15 +38,14 @@ from caveat.engine.variational.units import drawn, expected, factors_of, kept_of
 from caveat.engine.weight_draws import PIECE_ROWS
 from caveat.likelihoods import Hyper
 from caveat.network import Layer, Network, Params
-from caveat.randomness import normals, seeded
+from caveat.randomness import normals
 from caveat.storage import State
 from caveat.task import Task
 
 __all__ = [
+    "LayerPredictor",
     "Prediction",
     "account_of",
-    "active_draws",
-    "active_outputs",
     "begin",
     "describe",
     "fresh_layout",
@@ -171,31 +172,55 @@ def _values(state: State, layout: Layout, rng: torch.Generator | None) -> Tensor
     return scaled(values, layout, factors_of(units, kept_of(state["noise"])))
 
 
-def active_draws(method: Any, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-    """The `draws` of a method whose state has active weights: whole weights, zero where there are none."""
-    layout = layout_of(state, own_network(state, network))
-    for _ in range(n):
-        params = state["rest"] | layout.whole(_values(state, layout, rng))
-        yield widened(params, network, state["slices"]) if "slices" in state else params
+class LayerPredictor:
+    """Predicts from active weights, through replicas of a network with sparse layers.
 
+    Args:
+        state: what the posterior keeps.
+        network: the network that it is of.
+        local: draw outputs row by row (local reparameterisation) instead of one set of weights for all rows.
+    """
 
-def active_outputs(
-    method: Any, state: State, network: Network, x: Inputs, n: int, rng: torch.Generator
-) -> tuple[Tensor, Hyper]:
-    """The `outputs` of such a method: n passes through sparse layers, [S, B, ...]."""
-    substitute = _substitute(state, network)
-    local = getattr(method, "prediction", "draws") == "local" and "log_std" in state["active"]
-    seed = int(torch.randint(2**62, (), generator=rng)) if local else 0  # draws of weights are those of `active_draws`
-    outputs = []
-    with torch.no_grad(), seeded(seed, network.device):
+    def __init__(self, state: State, network: Network, local: bool = False) -> None:
+        self._state, self._network = state, network
+        self._local = local and "log_std" in state["active"]
+        self._substitutes = Replicas(self._substitute)
+
+    def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Whole weights, zero where there are none."""
+        state = self._state
+        layout = layout_of(state, own_network(state, self._network))
         for _ in range(n):
-            if local:
-                substitute.use(state["active"]["mean"], (2 * state["active"]["log_std"]).exp())
-            else:
-                substitute.use(_values(state, substitute.layout, rng))
-            pieces = (move(piece, network.device) for piece in slices(x, PIECE_ROWS))
-            outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
-    return torch.stack(outputs), state["hyper"]
+            params = state["rest"] | layout.whole(_values(state, layout, rng))
+            yield widened(params, self._network, state["slices"]) if "slices" in state else params
+
+    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n passes through sparse layers, [S, B, ...]."""
+        state, device, outputs = self._state, self._network.device, []
+        with torch.no_grad(), self._substitutes.lent() as substitute:
+            if self._local:
+                seed = int(torch.randint(2**62, (), generator=rng))
+                substitute.draw_noise(partial(_normals_like, torch.Generator(device).manual_seed(seed)))
+            for _ in range(n):
+                if self._local:
+                    substitute.use(state["active"]["mean"], (2 * state["active"]["log_std"]).exp())
+                else:
+                    substitute.use(_values(state, substitute.layout, rng))
+                pieces = (move(piece, device) for piece in slices(x, PIECE_ROWS))
+                outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
+        return torch.stack(outputs), state["hyper"]
+
+    def moments(self, x: Inputs, joint: bool = False) -> None:
+        """None: there is no closed form."""
+        return None
+
+    def _substitute(self) -> Substitute:
+        network = own_network(self._state, self._network)
+        return Substitute(network, layout_of(self._state, network), self._state["rest"])
+
+
+def _normals_like(rng: torch.Generator, like: Tensor) -> Tensor:
+    return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
 
 
 def network_at(state: State, network: Network, rng: torch.Generator | None) -> nn.Module:
@@ -217,15 +242,3 @@ def network_at(state: State, network: Network, rng: torch.Generator | None) -> n
     for layer in substitute.layers.values():
         layer.settle()
     return substitute.network.module
-
-
-def _substitute(state: State, network: Network) -> Substitute:
-    """Made once for a state."""
-    mean = state["active"]["mean"]
-    kept = network.found.get("substitute")
-    if kept is None or kept[0] is not mean:
-        own = own_network(state, network)
-        kept = (mean, Substitute(own, layout_of(state, own), state["rest"]))
-        network.found["substitute"] = kept
-    substitute: Substitute = kept[1]
-    return substitute

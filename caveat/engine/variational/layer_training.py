@@ -30,7 +30,7 @@ from caveat.engine.training import (
     warn_if_nothing_was_learned,
 )
 from caveat.engine.variational.weight_exchange import Replacement
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import GaussianPrior
 from caveat.storage import State
@@ -135,8 +135,8 @@ class Variational:
         own = dict(module.named_parameters())
         weights = {"active.mean": self.mean} | {n: own[n].requires_grad_() for n in substitute.network.names}
         hyper = {name: t.to(run.device, copy=True) for name, t in hyper.items()}
-        if "log_noise" in hyper and getattr(task.network.likelihood, "noise", None) is None:
-            hyper["log_noise"].requires_grad_()
+        if (noise_to_learn := learned_noise(task.network.likelihood, hyper)) is not None:
+            noise_to_learn.requires_grad_()
         scales = {} if self.log_std is None else {"active.log_std": self.log_std}
         self.counts = torch.tensor([*substitute.layout.counts.values()])
         indices = substitute.layout.indices.clone()  # the layers' own stay as they are while these are overwritten

@@ -26,7 +26,7 @@ from caveat.engine.training import (
 )
 from caveat.engine.variational.layer_training import check_fine, noise_of_batch
 from caveat.engine.variational.units import Groups, factors_of
-from caveat.likelihoods import Hyper
+from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Params
 from caveat.priors import GaussianPrior
 from caveat.task import Task
@@ -75,8 +75,8 @@ class NoisyTraining:
             tensor.requires_grad_()
         weights = noise.weights | {n: own[n].requires_grad_() for n in substitute.network.names}
         hyper = {name: t.to(run.device, copy=True) for name, t in hyper.items()}
-        if "log_noise" in hyper and getattr(task.network.likelihood, "noise", None) is None:
-            hyper["log_noise"].requires_grad_()
+        if (noise_to_learn := learned_noise(task.network.likelihood, hyper)) is not None:
+            noise_to_learn.requires_grad_()
         extra = {"step": torch.zeros((), dtype=torch.int64)}
         buffers = dict(module.named_buffers())
         self.variables = Variables(weights, hyper, buffers, extra, noise.scales, noise_learning_rate)

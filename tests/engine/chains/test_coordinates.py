@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.chains.coordinates import Coordinates, learned_noise
+from caveat.engine.chains.coordinates import Coordinates
+from caveat.likelihoods import learned_noise
 from caveat.network import Network, Params
 
 
@@ -117,7 +118,7 @@ def test_noise_that_is_learned_rides_along_at_the_end() -> None:
     targets = torch.tensor([[0.0, 1.0], [2.0, 7.0], [4.0, -5.0]], dtype=torch.float64)
     network = network_with("laplace", caveat.Gaussian())
     hyper = network.likelihood.initial_hyper(targets)
-    assert learned_noise(network, hyper) is hyper["log_noise"]
+    assert learned_noise(network.likelihood, hyper) is hyper["log_noise"]
     coordinates = Coordinates.of(network, hyper)
     place, shape = coordinates.places["hyper/log_noise"]
     assert place == coordinates.normal == slice(coordinates.size - 2, coordinates.size)
@@ -135,7 +136,7 @@ def test_noise_that_is_given_does_not() -> None:
     for likelihood in (caveat.Gaussian(noise=0.5), caveat.HeteroscedasticGaussian(), caveat.Categorical()):
         network = network_with("gaussian", likelihood)
         hyper = {} if isinstance(likelihood, caveat.Categorical) else likelihood.initial_hyper(torch.randn(4, 1))
-        assert learned_noise(network, hyper) is None
+        assert learned_noise(network.likelihood, hyper) is None
         assert "hyper/log_noise" not in Coordinates.of(network, hyper).places
 
 

@@ -14,7 +14,7 @@ from caveat.engine.channels.spaces import find_channels
 from caveat.engine.run import Run
 from caveat.engine.sparse import sparse_layers
 from caveat.engine.training import Moments, steps_per_epoch
-from caveat.engine.variational import Variational, active_draws, begin, fresh_layout, own_network
+from caveat.engine.variational import LayerPredictor, Variational, begin, fresh_layout, own_network
 from caveat.network import Network
 
 
@@ -223,7 +223,7 @@ def test_draws_of_the_wide_network_are_outputs_of_the_narrow_one(fitted: caveat.
     assert sum(p.numel() for p in narrow.module.parameters()) < 0.5 * sum(
         p.numel() for p in network.module.parameters()
     )
-    (params,) = active_draws(fitted.method, state, network, 1, torch.Generator().manual_seed(3))
+    (params,) = LayerPredictor(state, network).draws(1, torch.Generator().manual_seed(3))
     index = stored_slices(find_channels(network.module, X), _kept(state))
     assert {k: v.tolist() for k, v in index.items()} == {k: v.tolist() for k, v in state["slices"].items()}
     thin = narrow_params(params, find_channels(network.module, X), _kept(state))

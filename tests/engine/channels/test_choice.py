@@ -19,6 +19,7 @@ from caveat.engine.channels.choice import (
 )
 from caveat.engine.channels.narrowing import Channels, Kept, narrow, narrow_params, slices
 from caveat.engine.channels.spaces import find_channels
+from caveat.fresh_weights import FreshWeights
 from caveat.models import lenet5, mlp, resnet18, resnet20_frn
 from caveat.network import Params
 
@@ -159,7 +160,7 @@ def test_absent_channels_are_scored_as_if_each_came_in_alone(name: str) -> None:
     channels = find_channels(module, x)
     kept = start_kept(channels, 0.3, RNG)
     thin = narrow(module, channels, kept).train()
-    fresh = network.fresh(RNG)
+    fresh = FreshWeights(network)(RNG)
     wide = candidates(dict(thin.named_parameters()), channels, kept, fresh)
     y = torch.arange(len(x)) % 3
 
@@ -219,7 +220,7 @@ def test_an_exchange_keeps_the_function_of_those_that_stay() -> None:
     network, channels = Network(module, Categorical()), find_channels(module, x)
     kept = start_kept(channels, 0.3, RNG)
     thin = narrow_params(network.params(), channels, kept)
-    wide = candidates(thin, channels, kept, network.fresh(RNG))
+    wide = candidates(thin, channels, kept, FreshWeights(network)(RNG))
     scores = channel_scores(channels, kept, {n: p.abs() for n, p in thin.items()})
     add = growth_scores(channels, wide, lambda params: network(params, x).square().sum())
     new = swap(channels, kept, exchange_counts(channels, kept, 0.5), scores, add)

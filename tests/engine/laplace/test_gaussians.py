@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from caveat import Gaussian as GaussianLikelihood
 from caveat import Network
+from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace import gaussians
-from caveat.engine.laplace.gaussians import Curvature, Full, Rows
-from caveat.engine.laplace.layer_gaussians import Diagonal, Kronecker, Layered, restored
-from caveat.engine.laplace.sweep import places
+from caveat.engine.laplace.gaussians import Curvature, FullCurvature, StackedCurvature
+from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, restored
 from caveat.engine.row_gradients import Here, Jacobian
 
 SCALES = (0.03, 1.0, 40.0)
@@ -57,24 +57,24 @@ def positive(n: int, rank: int, seed: int) -> Tensor:
 def full(network: Network) -> Form:
     n = network.n_parameters
     ggn = positive(n, n // 2, 1)
-    return Full(ggn), normal(n, seed=2).exp(), ggn
+    return FullCurvature(ggn), normal(n, seed=2).exp(), ggn
 
 
 def rows(network: Network) -> Form:
     half = normal(6, network.n_parameters, seed=1)
-    return Rows(half), normal(network.n_parameters, seed=2).exp(), half.T @ half
+    return StackedCurvature(half), normal(network.n_parameters, seed=2).exp(), half.T @ half
 
 
 def diagonal(network: Network) -> Form:
     values = normal(network.n_parameters, seed=1).exp()
-    parts = {(name,): Diagonal(values[place]) for name, place in places(network).items()}
-    return Layered(parts, places(network)), normal(network.n_parameters, seed=2).exp(), values.diag()
+    parts = {(name,): DiagonalPart(values[place]) for name, place in flat_places(network).items()}
+    return LayerCurvature(parts, flat_places(network)), normal(network.n_parameters, seed=2).exp(), values.diag()
 
 
 def kronecker(network: Network) -> Form:
     """A product for linear layers and convolutions, with one prior a layer; a diagonal for the others."""
-    where, own = places(network), network.params()
-    parts: dict[tuple[str, ...], Diagonal | Kronecker] = {}
+    where, own = flat_places(network), network.params()
+    parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {}
     prior = torch.empty(network.n_parameters, dtype=torch.float64)
     ggn = torch.zeros(len(prior), len(prior), dtype=torch.float64)
     layers = dict.fromkeys(name.rpartition(".")[0] for name in network.names)
@@ -85,11 +85,11 @@ def kronecker(network: Network) -> Form:
         if weight.ndim == 1 or layer == "never":
             for name in names:
                 values = normal(own[name].numel(), seed=number).exp()
-                parts[name,] = Diagonal(values)
+                parts[name,] = DiagonalPart(values)
                 ggn[where[name], where[name]] = values.diag()
             continue
         o, i = len(weight), weight[0].numel() + len(names) - 1
-        part = Kronecker(positive(i, 3, number), positive(o, 1, number + 9), torch.tensor(7.0), len(names) > 1)
+        part = KroneckerPart(positive(i, 3, number), positive(o, 1, number + 9), torch.tensor(7.0), len(names) > 1)
         parts[names] = part
         # vec(W | b) is G (x) A / count over outputs x (inputs, 1): one row of it for every weight, then every bias.
         at = {(k, j): where[names[0]].start + k * weight[0].numel() + j for k in range(o) for j in range(i)}
@@ -97,7 +97,7 @@ def kronecker(network: Network) -> Form:
         for (k, j), row in at.items():
             for (m, n), column in at.items():
                 ggn[row, column] = part.outputs[k, m] * part.inputs[j, n] / 7
-    return Layered(parts, where), prior, ggn
+    return LayerCurvature(parts, where), prior, ggn
 
 
 FORMS: dict[str, Callable[[Network], Form]] = {
@@ -186,7 +186,7 @@ def test_what_is_stored_is_all_there_is(form: str, case: str) -> None:
     network, here = setting(case)
     curvature, prior, ggn = FORMS[form](network)
     gaussian = curvature.gaussian(prior)
-    again = restored(gaussian.tensors(), places(network))
+    again = restored(gaussian.tensors(), flat_places(network))
     assert type(again) is type(gaussian)
     for joint in (False, True):
         assert torch.equal(again.covariance(here, joint), gaussian.covariance(here, joint))
@@ -209,7 +209,7 @@ def test_curvatures_of_two_data_sets_add_up() -> None:
     network, _ = setting("images")
     for form in (diagonal, kronecker):
         first, prior, ggn = form(network)
-        assert isinstance(first, Layered)
+        assert isinstance(first, LayerCurvature)
         both = first.plus(first)  # twice the sums, over twice the count
         assert_close(both.gaussian(prior).variances(), (2 * ggn + prior.diag()).inverse().diagonal())
 
@@ -227,7 +227,7 @@ def test_the_dual_form_does_not_cancel_in_single_precision() -> None:
         def rows(self) -> Tensor:
             return j.float()
 
-    found: Any = Rows(half).gaussian(prior)
+    found: Any = StackedCurvature(half).gaussian(prior)
     rounded = j.float().double()
     assert_close(found.covariance(Seen()).double(), rounded @ exact @ rounded.mT, 1e-2)
     assert_close(found.variances().double(), exact.diagonal(), 1e-3)
@@ -242,9 +242,9 @@ def test_a_precision_that_is_not_positive_definite_is_a_sentence(monkeypatch: py
         ggn = torch.eye(3)
         ggn[1, 1] = bad
         with pytest.raises(ValueError, match=r"\(3 weights\) is not positive definite.*raise the prior's precision"):
-            Full(ggn).gaussian(prior)
+            FullCurvature(ggn).gaussian(prior)
     with pytest.raises(ValueError, match="not positive definite"):
-        Rows(torch.full((2, 3), torch.nan)).gaussian(prior)
+        StackedCurvature(torch.full((2, 3), torch.nan)).gaussian(prior)
 
 
 def test_a_kronecker_product_takes_one_prior_only() -> None:

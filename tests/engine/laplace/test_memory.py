@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat.engine.cost import peak_bytes, reset_peak
-from caveat.engine.laplace.gaussians import Full, Rows
+from caveat.engine.laplace.gaussians import FullCurvature, StackedCurvature
 from caveat.engine.laplace.memory import full_bytes, structure_bytes, what_fits
 from caveat.network import Network
 
@@ -61,13 +61,12 @@ def test_decompositions_take_what_is_counted() -> None:
     side = 1500
     rows = torch.randn(side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ggn, prior = rows.T @ rows / side, torch.ones(side, dtype=torch.float64)
-    Full(ggn[:9, :9].clone()).path(prior[:9])  # loads the library
+    FullCurvature(ggn[:9, :9].clone()).path(prior[:9])  # loads the library
     counted = {tuned: full_bytes(side, 10 * side, 8, tuned) / (8 * side**2) for tuned in (False, True)}
-    assert matrices(lambda: Full(ggn).gaussian(prior), side) < 1.3 <= counted[False] - 1  # beside the GGN
-    assert (
-        matrices(lambda: Rows(rows).gaussian(prior), side) < 2.5 < full_bytes(side, side - 1, 8, False) / (8 * side**2)
-    )
-    assert matrices(lambda: Full(ggn).path(prior), side) < 3.3 <= counted[True] - 1
+    assert matrices(lambda: FullCurvature(ggn).gaussian(prior), side) < 1.3 <= counted[False] - 1  # beside the GGN
+    dual = full_bytes(side, side - 1, 8, False) / (8 * side**2)
+    assert matrices(lambda: StackedCurvature(rows).gaussian(prior), side) < 2.5 < dual
+    assert matrices(lambda: FullCurvature(ggn).path(prior), side) < 3.3 <= counted[True] - 1
 
 
 @pytest.mark.parametrize("m", [50, 10_000])

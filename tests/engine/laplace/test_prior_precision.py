@@ -13,7 +13,7 @@ from caveat import Bernoulli, Categorical, Gaussian, GaussianPrior, Network
 from caveat.engine.golden_section import golden_section
 from caveat.engine.laplace import output_draws
 from caveat.engine.laplace import prior_precision as tuning
-from caveat.engine.laplace.gaussians import Curvature, Full
+from caveat.engine.laplace.gaussians import Curvature, FullCurvature
 from caveat.engine.laplace.output_draws import drawn_outputs
 from caveat.engine.laplace.prior_precision import SCALES, Tuner, log_evidence
 from caveat.engine.laplace.sweep import Sweep
@@ -264,8 +264,9 @@ def test_validation_by_draws_takes_the_best_and_warns_at_the_end() -> None:
 
 def test_scales_at_which_there_is_no_posterior_are_passed_over() -> None:
     found, rows = tuner(classifier()), Rows((normal(20, 3), torch.arange(20) % 3))
-    assert isinstance(found.curvature, Full)
-    found.curvature = Full(found.curvature.ggn - 1e-3 * torch.eye(31, dtype=torch.float64))  # as rounding may leave it
+    assert isinstance(found.curvature, FullCurvature)
+    rounding = 1e-3 * torch.eye(31, dtype=torch.float64)  # as it may be left
+    found.curvature = FullCurvature(found.curvature.ggn - rounding)
     tried = []
 
     def outputs(gaussian: Any, x: Tensor, rng: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from caveat import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Ne
 from caveat.engine import working_memory
 from caveat.engine.laplace import gaussians
 from caveat.engine.laplace import sweep as curvature
-from caveat.engine.laplace.layer_gaussians import Diagonal, Kronecker, Layered
+from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature
 from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.row_gradients import Here, Jacobian
 from caveat.engine.run import Run
@@ -135,13 +135,13 @@ def chosen(sweep: Sweep) -> Tensor:
     return torch.randperm(n, generator=RNG)[: n // 3].sort().values
 
 
-def matrix(layered: Layered) -> Tensor:
+def matrix(layered: LayerCurvature) -> Tensor:
     """The whole curvature: Kronecker products [weight, bias] and diagonals where their parameters are."""
     n = max(place.stop for place in layered.places.values())
     found = torch.zeros(n, n, dtype=torch.float64)
     for names, part in layered.parts.items():
         own = torch.cat([torch.arange(layered.places[name].start, layered.places[name].stop) for name in names])
-        if isinstance(part, Diagonal):
+        if isinstance(part, DiagonalPart):
             found[own, own] = part.ggn.double()
             continue
         o, i = len(part.outputs), len(part.inputs)
@@ -168,7 +168,7 @@ def test_every_sum_is_that_of_the_dense_ggn(case: str, dense: Any) -> None:
     assert_close(flat(found.diagonal(), found), ggn.diagonal())
     assert_close(matrix(found.layered(kronecker=False)), ggn.diagonal().diag())
     vectors = normal(3, len(ggn))
-    assert_close(found.products(vectors), vectors @ ggn)
+    assert_close(found._products(vectors, "curvature")[0], vectors @ ggn)
     everything = found.low_rank(len(ggn)).rows
     assert_close(everything.T @ everything, ggn, 1e-8)
     curved, energy = found.scores(exact=True)
@@ -204,7 +204,7 @@ def test_kronecker_factors_are_those_of_inputs_and_preactivations(case: str, den
     assert list(parts) == [("0.weight", "0.bias"), ("2.weight", "2.bias")]
     for layer, part in zip((0, 2), parts.values(), strict=True):
         a, g = by_preactivations(dense, found, layer)
-        assert isinstance(part, Kronecker)
+        assert isinstance(part, KroneckerPart)
         assert_close(part.inputs, a)
         assert_close(part.outputs, g)
         assert float(part.count) == N
@@ -226,20 +226,20 @@ def test_kronecker_factors_of_a_convolution_sum_over_patches(dense: Any) -> None
 def test_norms_and_other_layers_get_a_diagonal(dense: Any) -> None:
     parts = sweep("images").layered(kronecker=True).parts
     assert {names: type(part) for names, part in parts.items()} == {
-        ("0.weight", "0.bias"): Kronecker,
-        ("4.weight", "4.bias"): Kronecker,
-        ("1.weight",): Diagonal,
-        ("1.bias",): Diagonal,
+        ("0.weight", "0.bias"): KroneckerPart,
+        ("4.weight", "4.bias"): KroneckerPart,
+        ("1.weight",): DiagonalPart,
+        ("1.bias",): DiagonalPart,
     }
     found = sweep("recurrent")
     by_hand, x, y = reference(dense, found)
     layered, ggn = found.layered(kronecker=True), by_hand.ggn(x, y)
-    assert [names for names, part in layered.parts.items() if isinstance(part, Kronecker)] == [
+    assert [names for names, part in layered.parts.items() if isinstance(part, KroneckerPart)] == [
         ("twice.weight", "twice.bias")
     ]
     rest = torch.cat([torch.arange(p.start, p.stop) for name, p in layered.places.items() if "twice" not in name])
     assert_close(matrix(layered).diagonal()[rest], ggn.diagonal()[rest])
-    assert type(sweep("frozen").layered(kronecker=True).parts["2.weight",]) is Kronecker  # its bias is frozen
+    assert type(sweep("frozen").layered(kronecker=True).parts["2.weight",]) is KroneckerPart  # its bias is frozen
 
 
 @pytest.mark.parametrize("case", ["categorical", "multi-label", "two outputs", "heteroscedastic", "poisson"])

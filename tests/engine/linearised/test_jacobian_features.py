@@ -567,11 +567,12 @@ def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: py
     real = network_features.Program
     monkeypatch.setattr(network_features, "Program", lambda *a: (traced.append(1), real(*a))[1])
     network, x = network_of(nn.Linear(4, 3)), torch.randn(N, 4).double()
-    params = network.params()
+    params, programs = network.params(), network_features.Programs()
 
     def outputs(params: dict[str, Tensor], count: int) -> Tensor:
         rows = Rows((x[:count], torch.zeros(count, dtype=torch.long)))
-        return torch.cat([block.outputs for block in NetworkFeatures(network, params, rows).blocks()])
+        features = NetworkFeatures(network, params, rows, programs=programs)
+        return torch.cat([block.outputs for block in features.blocks()])
 
     first = outputs(params, N)
     assert len(traced) == 2  # two rows to check, and all
@@ -586,4 +587,4 @@ def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: py
         outputs(other, count)
     monkeypatch.setattr(network_features, "_PROGRAMS", 1)
     outputs(other, N)
-    assert len(network.found["programs"]) == 1
+    assert len(programs._kept) == 1

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from caveat import Categorical, Network
 from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics
+from caveat.fresh_weights import FreshWeights
 from caveat.rows import Rows
 
 N = 11
@@ -26,7 +27,7 @@ def network(*layers: nn.Module) -> Network:
 
 def test_one_batch_gives_the_plain_mean_and_variance() -> None:
     net = network(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    params = net.fresh(torch.Generator().manual_seed(1))
+    params = FreshWeights(net)(torch.Generator().manual_seed(1))
     found = refreshed_statistics(net, params, rows(N))
     activations = nn.functional.linear(inputs(), params["0.weight"], params["0.bias"])
     torch.testing.assert_close(found["1.running_mean"], activations.mean(0), rtol=1e-12, atol=1e-12)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import caveat
 from caveat.engine.run import Run
 from caveat.engine.sparse import Layout, Substitute, sparse_layers
-from caveat.engine.variational.layer_posterior import active_draws, layout_of, network_at
+from caveat.engine.variational.layer_posterior import LayerPredictor, layout_of, network_at
 from caveat.engine.variational.layer_training import Trained
 from caveat.engine.variational.noisy_training import scale_inputs
 from caveat.engine.variational.pruning import kept_groups, kept_weights, narrowed, smaller_layout
@@ -90,7 +90,7 @@ def multiplied(keep_share: float, gaussian: bool) -> tuple[Tensor, Tensor, Tenso
     trained = Trained(thin.layout, thin.values["mean"], thin.values.get("log_std"), thin.rest, {}, [])
     state = thin.state(trained)
     module = network_at(state, own, None).eval()
-    draw = next(active_draws(None, state, own, 1, torch.Generator().manual_seed(0)))
+    draw = next(LayerPredictor(state, own).draws(1, torch.Generator().manual_seed(0)))
     with torch.no_grad():
         return expected, module(X), own(draw, X), thin, run
 

@@ -1,0 +1,126 @@
+"""Predictions of a Laplace posterior, through the network's linearisation at the point.
+
+f(x, w) ~ f(x, w*) + J(x) (w - w*)   so that outputs are Gaussian:   N(f(x, w*), J P^-1 J^T)
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs, count_rows, move, outside_inference_mode, slices
+from caveat.engine.cost import refuse_if_too_large
+from caveat.engine.laplace.chosen_weights import ChosenWeights
+from caveat.engine.laplace.laplace_bridge import bridge
+from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.replicas import Replicas
+from caveat.engine.row_gradients import Jacobian, Plans, evenly
+from caveat.engine.torch_settings import differentiable_attention
+from caveat.engine.weight_draws import outputs_of_draws
+from caveat.likelihoods import Hyper
+from caveat.network import Network, Params
+
+__all__ = ["LaplacePrediction", "LaplacePredictor"]
+
+LaplacePrediction = Literal["auto", "samples", "weights", "closed", "bridge"]
+
+
+class LaplacePredictor:
+    """Predicts from a Gaussian over weights: the Gaussian is restored once, the way to row gradients is found once."""
+
+    def __init__(self, state: LaplaceState, network: Network, prediction: LaplacePrediction) -> None:
+        self._state, self._prediction = state, prediction
+        chosen, self._gaussian = state.posterior(network)
+        self._plans = Plans()
+        self._replicas = Replicas(lambda: replace(chosen, network=chosen.network.replica()))
+
+    def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Weights: the point plus draws of the Gaussian."""
+        with self._replicas.lent() as chosen:
+            yield from self._weight_draws(chosen, n, rng)
+
+    def _weight_draws(self, chosen: ChosenWeights, n: int, rng: torch.Generator) -> Iterator[Params]:
+        for _ in range(n):
+            delta = self._gaussian.weights(self._gaussian.deltas(1, rng))[0]
+            yield chosen.moved(self._state.params, delta)
+
+    @torch.inference_mode(False)
+    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n functions, [S, B, ...]: the same draws for all inputs, so joint over classes and inputs."""
+        x = outside_inference_mode(x)
+        hyper = self._state.hyper
+        if self._prediction == "bridge":
+            mean, covariance = self.moments(x)
+            return bridge(mean, covariance, n, rng), hyper
+        with self._replicas.lent() as chosen:
+            if self._prediction == "weights":
+                return outputs_of_draws(self._weight_draws(chosen, n, rng), hyper, chosen.network, x)
+            if not count_rows(x):
+                outputs = self._at_the_point(chosen, x)
+                return outputs.expand(n, *outputs.shape), hyper
+            jacobian = self._jacobian(chosen, x)
+            if jacobian.plan.outputs > 2 * n:
+                with contextlib.suppress(NotImplementedError):  # a layer without forward derivatives, such as an LSTM
+                    return self._by_tangents(chosen, x, n, rng), hyper
+            return self._by_row_gradients(jacobian, x, n, rng), hyper
+
+    def _by_row_gradients(self, jacobian: Jacobian, x: Inputs, n: int, rng: torch.Generator) -> Tensor:
+        """F + J delta from the gradients of every row."""
+        gaussian, device = self._gaussian, jacobian.network.device
+        numbers = n * len(gaussian.prior)
+        advice = "take fewer draws with predict(x, draws=...), or prediction='closed'"
+        refuse_if_too_large(f"{n} draws of {len(gaussian.prior):,} weights", 8 * numbers, device, advice)
+        deltas = gaussian.deltas(n, rng)
+        outputs = []
+        for piece in slices(x, evenly(count_rows(x), gaussian.rows_at_once(jacobian))):
+            here = jacobian.at(move(piece, device))
+            shifts = gaussian.shifts(here, deltas)
+            outputs.append(here.outputs + shifts.reshape(n, *here.outputs.shape).to(here.outputs.dtype))
+            del here  # before the next pass is made: two would be held at once
+        return torch.cat(outputs, 1)
+
+    def _by_tangents(self, chosen: ChosenWeights, x: Inputs, n: int, rng: torch.Generator) -> Tensor:
+        """F + J delta by forward differentiation: for more outputs than draws, such as pixels."""
+        network, params = chosen.network, self._state.params
+        point = {name: params[name] for name in network.names}
+        outputs = []
+        for draw in self._weight_draws(chosen, n, rng):
+            tangent = {name: draw[name] - params[name] for name in network.names}
+            pieces = []
+            for piece in slices(x, 128):
+                rows = move(piece, network.device)
+                with differentiable_attention():
+                    both: Any = torch.func.jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
+                pieces.append(both[0] + both[1])
+            outputs.append(torch.cat(pieces).detach())
+        return torch.stack(outputs)
+
+    @torch.inference_mode(False)
+    def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
+        """f(x, w*) [B, ...] and J P^-1 J^T, [B, D, D] or joint [B D, B D]."""
+        x = outside_inference_mode(x)
+        with self._replicas.lent() as chosen:
+            if not count_rows(x):
+                outputs = self._at_the_point(chosen, x)
+                d = outputs.shape[1:].numel()
+                return outputs, outputs.new_zeros((0, 0) if joint else (0, d, d))
+            jacobian, rows = self._jacobian(chosen, x), count_rows(x)
+            size = rows if joint else evenly(rows, self._gaussian.rows_at_once(jacobian))
+            means, covariances = [], []
+            for piece in slices(x, size):
+                here = jacobian.at(move(piece, chosen.network.device))
+                means.append(here.outputs)
+                covariances.append(self._gaussian.covariance(here, joint))
+                del here
+            return torch.cat(means), torch.cat(covariances)
+
+    def _at_the_point(self, chosen: ChosenWeights, x: Inputs) -> Tensor:
+        with torch.no_grad():
+            return chosen.network(self._state.params, move(x, chosen.network.device))
+
+    def _jacobian(self, chosen: ChosenWeights, x: Inputs) -> Jacobian:
+        first = move(next(iter(slices(x, 3))), chosen.network.device)
+        return Jacobian(chosen.network, self._state.params, first, chosen.index, plans=self._plans)

@@ -1,0 +1,149 @@
+"""The steps that all Laplace methods take, in the order in which their files call them.
+
+check_laplace    before a start is trained: knobs, prior and memory
+point_of         the trained point
+sweep_at         passes over the training rows at that point
+what_was_done    what there is to say of the fit
+add_rows         more data, at the same point
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from caveat.engine.cost import refuse_if_too_large
+from caveat.engine.laplace.chosen_weights import ChosenWeights, flat_prior
+from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
+from caveat.engine.laplace.laplace_knobs import LaplaceKnobs
+from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.laplace.layer_gaussians import KroneckerPart, LayerCurvature
+from caveat.engine.laplace.memory import Structure, curvature_bytes, what_fits
+from caveat.engine.laplace.prior_precision import TunedGaussian
+from caveat.engine.laplace.sweep import Sweep, exact_columns
+from caveat.engine.run import Run
+from caveat.likelihoods import Hyper
+from caveat.network import Layer, Network, Params
+from caveat.rows import Rows
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["add_rows", "check_laplace", "point_of", "structure_treatment", "sweep_at", "what_was_done"]
+
+
+def check_laplace(
+    knobs: LaplaceKnobs,
+    task: Task,
+    chosen: ChosenWeights,
+    structure: Structure,
+    device: torch.device,
+    structured: str,
+    *,
+    rank: int = 0,
+) -> None:
+    """Refuse a fit over the chosen weights whose knobs, prior or memory do not go with the task.
+
+    Memory is looked at here alone, as if no row were left out. `structured` names the method that has other structures
+    for the same weights, for the advice.
+    """
+    network = task.network
+    flat_prior(chosen.network, network.params())
+    first, targets = task.outputs(network, network.params(), task.train.part(torch.arange(1)))
+    knobs.check_against(task, first)
+    m = task.n * (1 if knobs.fisher == "mc" else exact_columns(network, first, targets, task.hyper))
+    tuned, n = knobs.tunes_precision, len(chosen)
+    what = f"a {structure} structure over {n:,} weights"
+    if structure == "full":
+        what += f" ({m:,} rows of gradients)" if m < n else " (the precision matrix)"
+    needed = curvature_bytes(chosen.network, structure, n, m, tuned, rank)
+    concerned = chosen.network if structured == "LastLayerLaplace" else network
+    refuse_if_too_large(what, needed, device, lambda free: what_fits(network, concerned, structured, m, tuned, free))
+
+
+@dataclass(frozen=True)
+class LaplacePoint:
+    """Where the posterior is centred."""
+
+    params: Params  # with buffers
+    hyper: Hyper
+
+
+def point_of(start: State, run: Run) -> LaplacePoint:
+    """The start's weights and noise; its temperature is left out, since the posterior has a width of its own."""
+    hyper = {name: value for name, value in start["hyper"].items() if name != "temperature"}
+    if len(hyper) < len(start["hyper"]):
+        run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
+    return LaplacePoint(dict(start["params"]), hyper)
+
+
+def sweep_at(knobs: LaplaceKnobs, task: Task, chosen: ChosenWeights, point: LaplacePoint, run: Run) -> Sweep:
+    """Passes over the training rows at the point, in the arithmetic that the knobs ask for."""
+    bfloat16 = knobs.arithmetic == "bfloat16"
+    return Sweep(chosen.network, point.params, point.hyper, task.train, run, knobs.fisher, bfloat16)
+
+
+def what_was_done(
+    tuned: TunedGaussian, curvature: Curvature, sweep: Sweep, chosen: ChosenWeights, skipped: dict[str, float]
+) -> dict[str, Any]:
+    """The diagnostics of a fit: the precision, the rows left out, the form, and gradients made the general way."""
+    report = tuned.report | {"rows_skipped": skipped, "form": curvature.form}
+    general = sweep.jacobian(chosen.index).plan.general
+    return report | ({"general_gradients": list(general)} if general else {})
+
+
+def structure_treatment(curvature: Curvature, structure: Structure, network: Network) -> str | Callable[[Layer], str]:
+    """How each layer is treated, in words."""
+    if not isinstance(curvature, LayerCurvature) or structure == "diagonal":
+        return {
+            "full": "Gaussian, full covariance",
+            "low_rank": "Gaussian, low-rank precision",
+            "diagonal": "diagonal Gaussian",
+        }.get(structure, structure)
+    factored = {
+        name.rpartition(".")[0]
+        for names, part in curvature.parts.items()
+        if isinstance(part, KroneckerPart)
+        for name in names
+    }
+    concerned = {name.rpartition(".")[0] for name in network.names}
+
+    def treatment(layer: Layer) -> str:
+        if layer.name not in concerned:
+            return "fixed at the MAP"
+        if layer.name in factored:
+            return "Gaussian, Kronecker-factored"
+        return f"diagonal Gaussian (a {layer.kind} has no Kronecker factors)"
+
+    return treatment
+
+
+def add_rows(knobs: LaplaceKnobs, state: State, network: Network, rows: Rows, run: Run, rank: int = 0) -> State:
+    """The state with the curvature of more rows added; the point and the prior stay."""
+    before = LaplaceState.of(state)
+    chosen, gaussian = before.posterior(network)
+    bfloat16 = knobs.arithmetic == "bfloat16"
+    sweep = Sweep(chosen.network, before.params, before.hyper, rows, run, knobs.fisher, bfloat16)
+    curvature = gaussian.curvature()
+    if isinstance(curvature, LayerCurvature):
+        kronecker = any(isinstance(part, KroneckerPart) for part in curvature.parts.values())
+        summed: Curvature = curvature.plus(sweep.layered(kronecker))
+    elif isinstance(curvature, FullCurvature):
+        summed = FullCurvature(curvature.ggn + sweep.full(chosen.index).ggn)
+    else:
+        assert isinstance(curvature, StackedCurvature)
+        summed = _with_more_rows(curvature, sweep, chosen, rank)
+    return state | {"gaussian": summed.gaussian(gaussian.prior).tensors()}
+
+
+def _with_more_rows(curvature: StackedCurvature, sweep: Sweep, chosen: ChosenWeights, rank: int) -> Curvature:
+    """Rows put under each other; as a matrix where they have become more than the weights."""
+    if rank:
+        together = torch.cat([curvature.rows, sweep.low_rank(rank).rows])
+        _, singular, basis = torch.linalg.svd(together, full_matrices=False)
+        return StackedCurvature((singular.unsqueeze(1) * basis)[:rank])
+    together = torch.cat([curvature.rows, sweep.stacked(chosen.index).rows])
+    if len(together) < together.shape[1]:
+        return StackedCurvature(together)
+    wide = together.double() if together.shape[1] <= DOUBLE_UP_TO else together
+    return FullCurvature(wide.T @ wide)

@@ -1,0 +1,95 @@
+"""What makes a class a method, and what a fitted one predicts with.
+
+    method.fit(task, start, run)        -> state, info
+    method.predictor(state, network)    -> predictor
+    predictor.outputs(x, n, rng)        -> outputs of n draws, [S, B, ...]
+
+A method is a frozen dataclass that inherits from `Method`; its fields are its knobs. Most methods need `fit`, `memory`
+and `draws` only: the defaults here support every likelihood, predict by sending weight draws through the network, and
+refuse what they cannot do. `docs/add_a_method.md` has a complete example.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs
+from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.weight_draws import DrawPredictor
+from caveat.likelihoods import Hyper, Likelihood
+from caveat.network import Network, Params
+from caveat.rows import Rows
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["Method", "Predictor"]
+
+EVERY_LIKELIHOOD = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
+
+
+class Predictor(Protocol):
+    """What a posterior predicts with, made once from its state and network; any number of threads may use it."""
+
+    def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """N weight samples, one after the other; a TypeError where the method has none to give."""
+
+    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n draws, [S, B, ...], and the hyper that goes with them."""
+
+    def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
+        """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint [B D, B D]; None where not closed."""
+
+
+class Method(Protocol):
+    """A way to a posterior. Its dataclass fields are its knobs, each with a default."""
+
+    starts_from: ClassVar[StartsFrom]
+    # Names of the likelihoods that it supports.
+    likelihoods: ClassVar[tuple[str, ...]] = (
+        "Categorical",
+        "Bernoulli",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "Poisson",
+    )
+    quick: ClassVar[Any]  # an instance that fits digits in under five seconds on two cores
+
+    @property
+    def default_draws(self) -> int:
+        """How many draws a prediction uses unless told otherwise."""
+        raise NotImplementedError(f"{type(self).__name__} must say how many draws a prediction uses: default_draws")
+
+    def closed_form(self, likelihood: Likelihood) -> bool:
+        """Whether a prediction is made from `moments` unless draws are asked for; no, unless a method says so."""
+        return False
+
+    def memory(self, network: Network) -> int:
+        """Bytes that the fitted state and its making need, beside one pass of training."""
+        ...
+
+    def check(self, task: Task, device: torch.device) -> None:
+        """Raise what `fit` would raise on that device, as far as it is known before a start is trained."""
+        return None
+
+    def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
+        """Find the posterior's state from a point.
+
+        `start` has the groups "params" and "hyper" on the run's device. It is the method's own: a method that trains
+        few weights takes the whole ones out of it (`start.pop("params")`), so that nobody holds them meanwhile.
+        """
+        ...
+
+    def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """N weight samples, from which the default predictor predicts."""
+        raise TypeError(f"{type(self).__name__} has no weight draws: use predict(x)")
+
+    def predictor(self, state: State, network: Network) -> Predictor:
+        """What predicts from a state; unless a method says otherwise, its weight draws through the network."""
+        return DrawPredictor(self.draws, state, network)
+
+    def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
+        """The state with more data taken in; refused unless a method can do that without a new fit."""
+        name = type(self).__name__
+        raise TypeError(f"{name} cannot take more data once it is fitted: fit it again with all of them")
