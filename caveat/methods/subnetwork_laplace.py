@@ -21,6 +21,7 @@ from caveat.engine.laplace import (
     Sweep,
     add_rows,
     check_laplace,
+    flat_prior,
     point_of,
     select,
     sweep_at,
@@ -137,7 +138,8 @@ class SubnetworkLaplace(LaplaceKnobs):
         kept_choice = part.appended("choice")  # of a killed run: its curvature belongs to these weights
         if kept_choice is None:
             variances = _variances_by_samples if self._samples_all_weights else None
-            selection = select(task, sweep, count, self.score, part, self.keep_dead, variances)
+            prior = flat_prior(network, sweep.params)
+            selection = select(task, sweep, count, self.score, prior, part, self.keep_dead, variances)
             index, report = selection.index, selection.report
             if run.ranks.first:
                 part.append("choice", {"choice": {"index": index}}, report)

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from caveat.engine.flat_weights import flat
-from caveat.engine.laplace.chosen_weights import flat_prior
 from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.run import Run
 from caveat.network import Params
@@ -57,16 +56,18 @@ def select(
     sweep: Sweep,
     count: int,
     score: SubnetworkScore | Tensor,
+    prior: Tensor,
     run: Run,
     keep_dead: bool = False,
     marginal_variances: MarginalVariances | None = None,
 ) -> Selection:
     """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take).
 
-    A score of -inf is never chosen. The "sampled" scores need `marginal_variances`.
+    A score of -inf is never chosen. `prior` has the precision of every weight, [n]; the
+    "sampled" scores need `marginal_variances`.
     """
     network = sweep.network
-    n, prior = network.n_parameters, flat_prior(network, sweep.params)
+    n = network.n_parameters
     if isinstance(score, Tensor) and score.numel() != n:
         raise ValueError(f"score has {score.numel():,} numbers, but the network has {n:,} weights: give one to each")
     if isinstance(score, Tensor) and keep_dead:  # nothing to ask of the data

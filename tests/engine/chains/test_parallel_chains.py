@@ -146,7 +146,7 @@ def test_draws_come_back_by_name_chain_and_draw(in_files: bool, tmp_path: Path) 
     assert stats["lp"].tolist() == [[0, 1, 2], [0, -1, -2]]
     assert stats["diverging"].tolist() == [[False, True, False], [False] * 3]
     assert stats["n_steps"].dtype == torch.int64
-    first, *_, last = stored_draws(None, store.state, task.network, 6, torch.Generator())
+    first, *_, last = stored_draws(store.state, task.network, 6, torch.Generator())
     assert torch.equal(first["0.weight"], params["0.weight"][0, 0])
     assert torch.equal(last["0.weight"], params["0.weight"][1, 2])
 

@@ -84,7 +84,7 @@ def test_evidence_is_the_marginal_likelihood_of_linear_regression(form: str, sta
     scale, shift = sweep.hyper["target_scale"], sweep.hyper["target_mean"]
     precision = features.T @ features / noise**2 + prior.diag()
     weights = torch.linalg.solve(precision, features.T @ ((y - shift) / scale) / noise**2).flatten()
-    sweep.params |= {"weight": weights[None, :3], "bias": weights[3:]}
+    sweep.params.update({"weight": weights[None, :3], "bias": weights[3:]})
     covariance = (features / prior) @ features.T + noise**2 * torch.eye(n, dtype=torch.float64)
     marginal = torch.distributions.MultivariateNormal(shift * torch.ones(n, dtype=torch.float64), covariance * scale**2)
     found = tuner(sweep, form, prior).given().report["log_marginal_likelihood"]

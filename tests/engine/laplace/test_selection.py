@@ -1,5 +1,6 @@
 """Scores by hand, dead weights left out, and the distance that the variance rule minimises."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -42,7 +43,11 @@ class Setting:
         return self.dense.ggn(x[rows], y[rows]).diagonal(), j.square().sum((0, 1))
 
     def select(self, count: int, score: Any, **options: Any) -> Selection:
-        return select(self.task, self.sweep, count, score, self.prior, self.run, **options)
+        sampled = {"marginal_variances": self.variances} if str(score).startswith("sampled") else {}
+        return select(self.task, self.sweep, count, score, self.prior, self.run, **sampled, **options)
+
+    def variances(self, task: caveat.Task, sweep: Sweep, prior: Tensor, run: Run) -> Tensor:
+        return marginal_variances(task, sweep.network, sweep.params, sweep.hyper, prior, run)
 
 
 @pytest.fixture
@@ -99,7 +104,8 @@ def test_more_than_are_alive_is_a_warning_and_none_alive_an_error(setting: Setti
     ]
     assert len(setting.select(17, "energy", keep_dead=True).index) == 17
     nothing = {name: value * 0 for name, value in setting.sweep.params.items()}
-    setting.sweep.params = nothing | {"2.bias": torch.tensor([800.0, -800.0]).double()}  # sure of every row
+    sure = nothing | {"2.bias": torch.tensor([800.0, -800.0]).double()}  # of every row
+    setting.sweep = dataclasses.replace(setting.sweep, params=sure)
     with pytest.raises(ValueError, match="no weight can be chosen: all have no curvature on the 24 rows"):
         setting.select(3, "energy")
 

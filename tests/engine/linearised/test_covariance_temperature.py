@@ -13,10 +13,10 @@ import caveat
 from caveat import Network
 from caveat.engine.linearised import covariance_temperature
 from caveat.engine.linearised.covariance_temperature import TEMPERATURES, best_temperature
+from caveat.engine.linearised.sample_state import SampleState
 from caveat.engine.run import Run
 from caveat.likelihoods import Likelihood
 from caveat.rows import Rows
-from caveat.storage import State
 from tests.methods.sampled_reference import Held
 
 
@@ -28,7 +28,7 @@ def test_a_temperature_at_the_end_of_its_range_is_said(right: bool, size: float,
     module, run = nn.Linear(3, 3, bias=False), Run(0, progress=False)
     x, z = torch.eye(3).repeat(20, 1), size * torch.randn(16, 9, generator=torch.Generator().manual_seed(0))
     targets = x.argmax(1) if right else (x.argmax(1) + 1) % 3
-    state = {"params": {"weight": 8 * torch.eye(3)}, "hyper": {}, "samples": {"0": z}}
+    state = SampleState({"weight": 8 * torch.eye(3)}, {}, (z,))
     network = Network(module, caveat.Categorical())
     found, _ = best_temperature(network, state, Rows((x, targets)), run, closed=False, at_once=16)
     assert found == pytest.approx(end)
@@ -39,30 +39,28 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def problem(likelihood: Likelihood, positions: int = 1) -> tuple[Network, State, Rows]:
+def problem(likelihood: Likelihood, positions: int = 1) -> tuple[Network, SampleState, Rows]:
     """A linear network, 11 samples in groups of four, and 30 rows, one target of them left out where that can be."""
     module = nn.Sequential(
         nn.Linear(4, 3 * positions), nn.Unflatten(1, (3, positions)) if positions > 1 else nn.Identity()
     )
     network, x = Network(module.double(), likelihood), normal(30, 4, seed=0)
     z = 2 * normal(11, 15 * positions, seed=1)
-    state: State = {"params": network.params(), "hyper": {}, "samples": {str(i): z[i : i + 4] for i in (0, 4, 8)}}
-    outputs = network(state["params"], x)
+    outputs = network(network.params(), x)
     noisy = outputs + normal(*outputs.shape, seed=2)
     if isinstance(likelihood, caveat.Categorical):
         y = noisy.argmax(1)
         y[3] = -100
     else:
         y = (noisy > 0).double() if isinstance(likelihood, caveat.Bernoulli) else noisy.clamp_min(0).round()
-    if isinstance(likelihood, caveat.Gaussian):
-        state["hyper"] = likelihood.initial_hyper(y)
-    return network, state, Rows((x, y))
+    hyper = likelihood.initial_hyper(y) if isinstance(likelihood, caveat.Gaussian) else {}
+    return network, SampleState(network.params(), hyper, tuple(z[i : i + 4] for i in (0, 4, 8))), Rows((x, y))
 
 
-def by_hand(network: Network, state: State, rows: Rows, closed: bool) -> list[float]:
+def by_hand(network: Network, state: SampleState, rows: Rows, closed: bool) -> list[float]:
     """The NLL at each temperature, with the outputs of all samples for all rows."""
-    (x, y), point, hyper = rows.everything(), state["params"], state["hyper"]
-    z = torch.cat(list(state["samples"].values()))
+    (x, y), point, hyper = rows.everything(), state.params, state.hyper
+    z = torch.cat(state.groups)
     sizes = [point[name].numel() for name in network.names]
     f, found = network(point, x), []
     moved = [
@@ -121,7 +119,7 @@ def test_samples_are_read_once_for_all_rows_that_memory_allows(
     )  # blocks of a few rows
     if groups > 1:
         monkeypatch.setattr(covariance_temperature, "NUMBERS", 10 * kept)
-    samples = list(state["samples"].values())
+    samples = list(state.groups)
     with Read(samples) as read:
         found, nll = best_temperature(network, state, rows, Run(0, progress=False), closed=closed, at_once=3)
     wanted = by_hand(network, state, rows, closed)

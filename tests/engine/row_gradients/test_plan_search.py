@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from caveat.engine.row_gradients.jacobian import Jacobian
+from caveat.engine.row_gradients.jacobian import Jacobian, Plans
 from tests.engine.row_gradients.row_reference import (
     TWO,
     Custom,
@@ -24,18 +24,30 @@ from tests.engine.row_gradients.row_reference import (
 def test_a_plan_is_made_once_and_holds_at_other_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = network(Custom(frames, **TWO)), normal(5, 4)
     at_zero = {name: value * (not name.startswith("b")) for name, value in net.params().items()}
-    Jacobian(net, at_zero, x)  # the first layer has no gradient here, and still its rows are not first
+    plans = Plans()
+    Jacobian(net, at_zero, x, plans=plans)  # the first layer has no gradient here, and still its rows are not first
     monkeypatch.delattr("caveat.engine.row_gradients.jacobian.find_plan")
-    assert_right(Jacobian(net, net.params(), x), x, reference(net, x))
+    assert_right(Jacobian(net, net.params(), x, plans=plans), x, reference(net, x))
 
 
 def test_another_use_of_a_weight_than_the_planned_one_takes_copies() -> None:
     net = network(Custom(lambda s, x: s.a(x) if len(x) != 2 else x @ s.a.weight.T + s.a.bias, a=nn.Linear(4, 3)))
-    jacobian = Jacobian(net, net.params(), normal(4))
+    plans = Plans()
+    jacobian = Jacobian(net, net.params(), normal(4), plans=plans)
     x = normal(4, rows=2)
     assert_right(jacobian, x, reference(net, x))
     assert jacobian.plan.general == ("a.weight", "a.bias")
-    assert Jacobian(net, net.params(), x).plan is jacobian.plan
+    assert Jacobian(net, net.params(), x, plans=plans).plan.general == ()  # the others are none the slower for it
+
+
+def test_rows_that_the_network_cannot_take_change_no_plan() -> None:
+    net = network(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
+    x = normal(4)
+    jacobian = Jacobian(net, net.params(), x)
+    with pytest.raises((RuntimeError, ValueError)):
+        jacobian.at(x[0])  # without a batch axis
+    assert jacobian.plan.general == ()
+    assert_right(jacobian, x, reference(net, x))
 
 
 TWO_ALIKE = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}
