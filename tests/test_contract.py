@@ -19,7 +19,7 @@ from caveat.methods import discover, method_name
 from caveat.storage import State
 
 METHODS = discover()
-KNOWN = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood")]
+KNOWN = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood", "learned_noise")]
 LEAST = {"Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian"}
 WIDTH = {"Categorical": 3, "Bernoulli": 1, "Gaussian": 1, "HeteroscedasticGaussian": 2, "Poisson": 1}
 SUPPORTED = [(name, likelihood) for name, method in METHODS.items() for likelihood in method.likelihoods]
@@ -162,11 +162,31 @@ def test_refuses_bad_inputs(name: str) -> None:
         posterior.predict(x)
 
 
+@dataclasses.dataclass(frozen=True)
+class ForClassesOnly(caveat.MAP):
+    likelihoods = ("Categorical",)
+
+
+@pytest.mark.parametrize("likelihood", KNOWN)
+def test_a_likelihood_that_a_method_does_not_support_is_refused(likelihood: str) -> None:
+    method = ForClassesOnly(training=caveat.Training(epochs=1))
+    if likelihood == "Categorical":
+        assert caveat.fit(make_task(likelihood), method, progress=False).info.seconds > 0
+        return
+    with pytest.raises(ValueError, match=f"ForClassesOnly does not support {likelihood}: it supports Categorical"):
+        caveat.fit(make_task(likelihood), method, progress=False)
+
+
 @every_method
-def test_refuses_likelihoods_that_it_does_not_support(name: str) -> None:
-    for likelihood in set(KNOWN) - set(METHODS[name].likelihoods):
-        with pytest.raises(ValueError, match=f"does not support {likelihood}"):
-            caveat.fit(make_task(likelihood), short(METHODS[name]), progress=False)
+def test_what_a_method_cannot_do_it_refuses_with_a_reason(name: str) -> None:
+    posterior, (x, y) = fitted(name, make_task()), problem("Categorical")
+    with contextlib.suppress(TypeError):  # or it can
+        assert posterior.moments(x)[0].shape == (60, 3)
+    if METHODS[name].update is caveat.Method.update:
+        with pytest.raises(TypeError, match="cannot take more data once it is fitted"):
+            posterior.update((x, y), progress=False)
+    else:
+        assert posterior.update((x, y), progress=False).info.diagnostics["updated_with_rows"] == 60
 
 
 @every_method

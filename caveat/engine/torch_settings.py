@@ -14,13 +14,27 @@ from typing import Any
 
 import torch
 
-__all__ = ["HeldSetting", "differentiable_attention", "full_precision", "plain_attention", "refuse_inference_mode"]
+__all__ = ["HeldSetting", "differentiable_attention", "full_precision", "jvp", "plain_attention",
+           "refuse_inference_mode"]  # fmt: skip
 
 
 def refuse_inference_mode() -> None:
     """Where gradients are needed."""
     if torch.is_inference_mode_enabled():
         raise ValueError("gradients are needed, and torch.inference_mode() makes none: use torch.no_grad() instead")
+
+
+_FORWARD_MODE = threading.RLock()  # torch has one level of forward differentiation for the whole process
+if hasattr(os, "register_at_fork"):  # the thread that holds it is not in the child
+    os.register_at_fork(after_in_child=_FORWARD_MODE._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def jvp(function: Callable[..., Any], at: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """`torch.func.jvp`, the value and its derivative along tangents, for one thread at a time."""
+    with _FORWARD_MODE:
+        both: Any = torch.func.jvp(function, at, tangents)
+    value, derivative = both
+    return value, derivative
 
 
 _PRECISION = threading.RLock()  # held while the settings are changed: they are the process's, not a thread's

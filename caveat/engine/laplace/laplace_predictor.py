@@ -6,7 +6,7 @@ f(x, w) ~ f(x, w*) + J(x) (w - w*)   so that outputs are Gaussian:   N(f(x, w*),
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from caveat.engine.laplace.laplace_bridge import bridge
 from caveat.engine.laplace.laplace_state import LaplaceState
 from caveat.engine.replicas import Replicas
 from caveat.engine.row_gradients import Jacobian, Plans, evenly
-from caveat.engine.torch_settings import differentiable_attention
+from caveat.engine.torch_settings import differentiable_attention, jvp
 from caveat.engine.weight_draws import outputs_of_draws
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -93,7 +93,7 @@ class LaplacePredictor:
             for piece in slices(x, 128):
                 rows = move(piece, network.device)
                 with differentiable_attention():
-                    both: Any = torch.func.jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
+                    both = jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
                 pieces.append(both[0] + both[1])
             outputs.append(torch.cat(pieces).detach())
         return torch.stack(outputs)

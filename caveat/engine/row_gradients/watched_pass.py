@@ -12,6 +12,7 @@ through `torch.func`, or row by row where torch.func cannot.
 """
 
 import contextlib
+import threading
 import warnings
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from caveat.engine.torch_settings import plain_attention
 from caveat.network import Network, Params
 
 __all__ = ["Pass", "Plan", "watched_pass"]
+
+_FILTERS = threading.Lock()  # of Python's warnings, which are the process's and not a thread's
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def _with_copies(network: Network, params: Params, copies: Params, x: Inputs, ve
         return network(params | own, alone)[0]
 
     if vectorised:
-        with warnings.catch_warnings():
+        with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a layer that torch.func runs row by row is slow, not wrong
             return torch.vmap(one)(copies, *batched)
     return torch.stack(

@@ -14,6 +14,7 @@ from torch import Tensor
 from caveat.engine.tangents.call_site import Rule, Site, Tensors, aligned, is_floating, summed_to
 from caveat.engine.tangents.lazy_sums import Terms, times
 from caveat.engine.tangents.product_rules import Convolution, MaxPool, Product
+from caveat.engine.torch_settings import jvp
 
 __all__ = ["rule_for"]
 
@@ -58,7 +59,7 @@ class _General:
         function, at = self.site.of_active(saved)
 
         def one(*own: Tensor) -> Tensors:
-            found: Tensors = torch.func.jvp(function, at, own)[1]
+            found: Tensors = jvp(function, at, own)[1]
             return found
 
         return [Terms(t) for t in torch.vmap(one)(*(t.whole for t in tangents))]
@@ -132,7 +133,7 @@ class _Pointwise:
         slopes = []
         for i in range(len(at)):
             directions = tuple(torch.ones_like(a) if i == j else torch.zeros_like(a) for j, a in enumerate(at))
-            slopes.append(torch.func.jvp(function, at, directions)[1][0])
+            slopes.append(jvp(function, at, directions)[1][0])
         return tuple(slopes)
 
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
