@@ -145,8 +145,7 @@ class Predict:
         """Predict and write."""
         import numpy as np
 
-        from caveat.evaluate.evaluation import predict_rows
-        from caveat.evaluate.prediction_csv import write_prediction_csv
+        from caveat.evaluate.predictions import predict_rows, write_prediction_csv
         from caveat.recipe import inputs_of, read_posterior
         from caveat.storage import write_arrays
 
@@ -312,16 +311,14 @@ class Diagnose:
 
     def run(self, common: Common) -> None:
         """Judge the chains, write the page."""
-        from caveat.evaluate.chains import gather
-        from caveat.evaluate.diagnose import judge
-        from caveat.evaluate.surface import posterior_surface
+        from caveat.evaluate.diagnosis import gather_evidence, judge, posterior_surface
         from caveat.recipe import data_of, read_posterior
-        from caveat.report.chains import write_chains
+        from caveat.report.chains_page import write_chains
 
         posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
         data = data_of(recipe, self.data, self.data_dir)
         common.show_data(self.data or recipe.data, data)
-        evidence = gather(posterior, data.test, rows=self.rows, seed=common.seed)
+        evidence = gather_evidence(posterior, data.test, rows=self.rows, seed=common.seed)
         diagnosis = judge(evidence)
         surface = None
         with contextlib.suppress(ValueError):  # draws that do not move span no plane, and the verdict says so already

@@ -2,8 +2,8 @@
 
 A recipe is everything that a reference follows from: data, network, likelihood, prior, sampler. `build_reference` runs
 it, refuses a run whose chains have not mixed in function space (the largest split R-hat of the predictions for the test
-rows is 1.015 or more), and keeps the predictions; `caveat.evaluate.reference_set` describes the files. The same recipe,
-seed and versions give the same predictions, bit for bit.
+rows is 1.015 or more), and keeps the predictions; `caveat/evaluate/fidelity/reference_set.py` describes the files. The
+same recipe, seed and versions give the same predictions, bit for bit.
 
 References are looked for in the folder that CAVEAT_REFERENCES names, in `references` of the user's cache, and in the
 package, which brings the one of digits. Building writes to the first of these.
@@ -25,9 +25,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from caveat import data, models
 from caveat.data.download import cache_folder
 from caveat.evaluate import evaluate
-from caveat.evaluate.diagnose import diagnose
-from caveat.evaluate.fidelity import noise_floor, on_cpu, some_draws
-from caveat.evaluate.reference_set import ReferenceSet, chain_tensors, identity, read_reference
+from caveat.evaluate.diagnosis import diagnose
+from caveat.evaluate.fidelity import (
+    ReferenceSet,
+    chain_tensors,
+    identity,
+    noise_floor,
+    on_cpu,
+    read_reference,
+    some_draws,
+)
 from caveat.fitting import fit
 from caveat.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from caveat.methods.hmc import HMC

@@ -1,5 +1,6 @@
 """Benchmarks: an experiment file, its grid of cells, tables of the results, and what they say against tempered MAP."""
 
+from caveat.bench.cell_files import CellFiles, read_cell
 from caveat.bench.cells import Place
 from caveat.bench.estimate import estimate_text, estimates
 from caveat.bench.experiment import Experiment, read_experiment
@@ -10,6 +11,7 @@ from caveat.bench.run import Bench, run_bench
 
 __all__ = [
     "Bench",
+    "CellFiles",
     "Experiment",
     "Guard",
     "Place",
@@ -18,6 +20,7 @@ __all__ = [
     "estimates",
     "guard_text",
     "guards",
+    "read_cell",
     "read_experiment",
     "read_results",
     "run_bench",

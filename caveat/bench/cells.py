@@ -27,7 +27,7 @@ from caveat.data import DataSet
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info
 from caveat.evaluate import evaluate
-from caveat.evaluate.evaluation import predict_rows
+from caveat.evaluate.predictions import predict_rows
 from caveat.fitting import fit
 from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior

@@ -2,8 +2,8 @@
 
 Pairs are of the same data, model and training seed, scored on the same rows. A shift's severities are averaged row by
 row first: they are the same inputs. Scores that are means over rows (NLL, Brier, accuracy, CRPS) and the AUROC have
-intervals over seeds and rows, see `caveat.bench.intervals`; with one seed over rows, which is said. Calibration errors
-and areas are no means over rows: theirs is a t over seeds, which speaks of these test rows; one seed gives none.
+intervals over seeds and rows, see `caveat.evaluate.comparison`; with one seed over rows, which is said. Calibration
+errors and areas are no means over rows: theirs is a t over seeds, which speaks of these test rows; one seed gives none.
 """
 
 import math
@@ -11,31 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caveat.bench.intervals import Interval, crossed_interval, seeds_interval
 from caveat.bench.results import Result, Row, mean_over_seeds, role_of
-from caveat.report.compare import placements
+from caveat.evaluate.comparison import Interval, crossed_interval, seeds_interval
+from caveat.evaluate.metrics import METRICS, placements
 
-__all__ = ["HIGHER_IS_BETTER", "comparisons", "ranks"]
+__all__ = ["comparisons", "ranks"]
 
-ROW_SCORES = {  # metric -> the array of scores/*.npz, and +1 where more of it is better
-    "nll": ("log_prob", 1),
-    "brier": ("brier", -1),
+ROW_SCORES = {  # metric -> the array of scores/*.npz, and the factor that makes the metric of it
+    "nll": ("log_prob", -1),
+    "brier": ("brier", 1),
     "accuracy": ("correct", 1),
-    "crps": ("crps", -1),
+    "crps": ("crps", 1),
 }
-SEED_SCORES = {
-    "ece": -1,
-    "marginal_calibration_error": -1,
-    "risk_coverage_area": -1,
-    "rmse": -1,
-    "calibration_error": -1,
-}
+SEED_SCORES = ("ece", "marginal_calibration_error", "risk_coverage_area", "rmse", "calibration_error")
 OUTSIDE_SCORES = {"auroc_entropy": "entropy", "auroc_variance": "variance", "auroc_epistemic": "epistemic"}
-HIGHER_IS_BETTER = {
-    **{metric: sign * (-1 if metric == "nll" else 1) > 0 for metric, (_, sign) in ROW_SCORES.items()},
-    **{metric: sign > 0 for metric, sign in SEED_SCORES.items()},
-    **dict.fromkeys(OUTSIDE_SCORES, True),
-}
+COMPARED = {*ROW_SCORES, *SEED_SCORES, *OUTSIDE_SCORES}
 
 
 def comparisons(results: Sequence[Result], baseline: str) -> list[Row]:
@@ -90,20 +80,19 @@ def _gains(pairs: Sequence[tuple[Result, Result]], names: Sequence[str], role: s
             layouts = [np.stack(side) for side in zip(*each, strict=True)]
             found.append((metric, crossed_interval(layouts), sum(side.shape[1] for side in layouts)))
         elif metric in SEED_SCORES:
-            sign = SEED_SCORES[metric]
             gains = np.array([np.mean([_value(a, n, metric) - _value(b, n, metric) for n in names]) for a, b in pairs])
-            found.append((metric, seeds_interval(sign * gains), _part(pairs[0][0], names[0])["rows"]))
+            found.append((metric, seeds_interval(METRICS[metric].sign * gains), _part(pairs[0][0], names[0])["rows"]))
     return found
 
 
 def _row_gain(pair: tuple[Result, Result], name: str, metric: str) -> np.ndarray:
     """Gains of each row, [N]; the decisions of one row are averaged."""
-    array, sign = ROW_SCORES[metric]
+    array, factor = ROW_SCORES[metric]
     ours, theirs = (result.rows(_part(result, name)) for result in pair)
     if not np.array_equal(ours["rows"], theirs["rows"]):
-        raise ValueError(f"{pair[0].folder} and {pair[1].folder} were scored on different rows of {name!r}")
+        raise ValueError(f"{pair[0].files.folder} and {pair[1].files.folder} were scored on different rows of {name!r}")
     with np.errstate(invalid="ignore"):  # two log probabilities of zero
-        gain = sign * (ours[array].astype(np.float64) - theirs[array].astype(np.float64))
+        gain = METRICS[metric].sign * factor * (ours[array].astype(np.float64) - theirs[array].astype(np.float64))
     _, row = np.unique(ours["rows"], return_inverse=True)
     return np.bincount(row, gain) / np.bincount(row)
 
@@ -135,14 +124,14 @@ def ranks(table: Sequence[Row]) -> list[Row]:
     """
     values: dict[tuple[str, ...], dict[str, list[float | None]]] = {}
     for row in table:
-        if row["metric"] in HIGHER_IS_BETTER and row["role"] != "cost":
+        if row["metric"] in COMPARED and row["role"] != "cost":
             key = (row["data"], row["model"], row["metric"], row["shift"], row["role"])
             values.setdefault(key, {}).setdefault(row["method"], []).append(row["value"])
     found: list[Row] = []
     over_shifts: dict[tuple[str, str, str, str], list[float]] = {}
     for (data, model, metric, shift, role), by_method in values.items():
         means = {method: mean_over_seeds(of_method)[0] for method, of_method in by_method.items()}
-        losses = {m: -v if HIGHER_IS_BETTER[metric] else v for m, v in means.items() if v is not None}
+        losses = {m: METRICS[metric].loss(v) for m, v in means.items() if v is not None}
         for method, loss in losses.items():
             below, same = (sum(test(other) for other in losses.values()) for test in (loss.__gt__, loss.__eq__))
             rank = below + (same + 1) / 2

@@ -23,9 +23,9 @@ from caveat.bench.grid import Cell, evaluation_key, is_done
 from caveat.data import DataSet
 from caveat.engine.cost import words
 from caveat.engine.training import Training
+from caveat.evaluate.metrics import format_seconds
 from caveat.fitting import fit
 from caveat.methods import Method, discover
-from caveat.report.tables import format_seconds
 from caveat.storage import CorruptFile, read_json
 from caveat.task import Task
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from caveat.bench.cell_files import CellFiles, read_cell
 from caveat.bench.experiment import Experiment
 from caveat.bench.grid import Cell, cells_of, evaluation_key, is_done
+from caveat.evaluate.comparison import over_seeds
 from caveat.files import whole_file
-from caveat.report.bench_runs import over_seeds
-from caveat.storage import read_json
 
 __all__ = ["CONDITION", "Result", "Row", "long_table", "read_results", "summary_table", "write_table"]
 
@@ -33,10 +33,9 @@ class Result:
     """A finished cell."""
 
     cell: Cell
-    kind: str
+    files: CellFiles
     parts: tuple[Row, ...]  # the entries of metrics.json
     cost: dict[str, float | None]
-    folder: Path
     warnings: tuple[str, ...] = ()  # of the fit
     notes: tuple[str, ...] = ()  # what beside the method differs from the reference
     _read: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
@@ -44,8 +43,7 @@ class Result:
     def rows(self, part: Row) -> dict[str, np.ndarray]:
         """The numbers of every row of a part, see `caveat.bench.rows`; read once, until `forget`."""
         if part["name"] not in self._read:
-            with np.load(self.folder / "scores" / Path(part["file"]).name, allow_pickle=False) as file:
-                self._read[part["name"]] = {name: file[name] for name in file.files}
+            self._read[part["name"]] = self.files.row_scores(part["file"])
         return self._read[part["name"]]
 
     def forget(self) -> None:
@@ -58,10 +56,10 @@ def read_results(experiment: Experiment, out: Path) -> list[Result]:
     found = []
     for cell in cells_of(experiment):
         if is_done(out, cell, evaluation_key(experiment, cell)):
-            folder = out / "cells" / cell.name
-            metrics, result = read_json(folder / "metrics.json"), read_json(folder / "result.json")
+            files = read_cell(out / "cells" / cell.name)
+            metrics = files.metrics
             said = tuple(metrics["info"].get("warnings", ())), tuple(metrics.get("reference", {}).get("notes", ()))
-            found.append(Result(cell, metrics["kind"], tuple(metrics["data"]), result["cost"], folder, *said))
+            found.append(Result(cell, files, tuple(metrics["data"]), files.cost, *said))
     return found
 
 

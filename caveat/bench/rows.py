@@ -13,8 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from caveat.evaluate.calibration import reliability
-from caveat.evaluate.metrics import accuracy, brier, interval_coverage, squared_error
+from caveat.evaluate.metrics import accuracy, brier, interval_coverage, reliability, squared_error
 
 __all__ = ["row_scores"]
 

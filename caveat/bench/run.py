@@ -32,9 +32,9 @@ from caveat.bench.guards import Guard, guards
 from caveat.bench.results import import_pyarrow, long_table, read_results, summary_table, write_table
 from caveat.bench.workers import Died, in_processes
 from caveat.engine.distributed import current_ranks
-from caveat.evaluate.evaluation import slug
+from caveat.evaluate.metrics import format_seconds
+from caveat.evaluate.predictions import file_stem
 from caveat.methods import method_name
-from caveat.report.tables import format_seconds
 from caveat.storage import FORMAT, encode, read_json, write_arrays, write_json
 
 __all__ = ["Bench", "run_bench"]
@@ -154,7 +154,7 @@ def _write_tables(
         if any(result.cell.data == source for result in results):
             shown = conditions(source, experiment.shifts, experiment.ood, experiment.test_rows, place.data_dir)
             for name, arrays in shown_inputs(shown, experiment.kept_rows).items():
-                write_arrays(place.out / "inputs" / slug(source.label) / f"{slug(name)}.npz", arrays)
+                write_arrays(place.out / "inputs" / file_stem(source.label) / f"{file_stem(name)}.npz", arrays)
     by_name = {cell.name: str(cell) for cell in cells}
     return found, {by_name[name]: error for name, error in failed.items()}
 

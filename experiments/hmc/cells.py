@@ -32,8 +32,8 @@ from caveat import (
     SubnetworkLaplace,
     Training,
 )
-from caveat.evaluate.chains import gather
-from caveat.evaluate.scores import score
+from caveat.evaluate.diagnosis import gather_evidence
+from caveat.evaluate.scoring import score
 
 TEMPERATURES = (0.03, 0.1, 0.3, 3.0, 10.0)  # and 1, the reference
 FACTORS = (0.01, 0.1, 0.3, 3.0, 10.0, 100.0)  # of the prior's variance
@@ -235,7 +235,7 @@ def chain_facts(posterior: caveat.Posterior, found: Problem) -> dict[str, Any]:
     stats = posterior.info.diagnostics
     facts = {"acceptance": f"{stats['acceptance']:.3f}", "leapfrog_steps": stats["leapfrog_steps"]}
     facts |= {"divergences": stats["divergences"]}
-    evidence = gather(posterior, found.rows["test"], rows=200)
+    evidence = gather_evidence(posterior, found.rows["test"], rows=200)
     for name, quantities in (("function", evidence.predictions), ("weights", evidence.weights)):
         mixing = quantities.mixing()
         facts |= {f"rhat_{name}": f"{mixing.rhat_max:.4f}", f"share_{name}": f"{mixing.rhat_share_above:.4f}"}

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 import caveat
 from caveat import HMC, MAP, Training
-from caveat.evaluate.surface import Surface, posterior_surface
+from caveat.evaluate.diagnosis import Surface, posterior_surface
 
 NAMES = ("digits", "mnist")
 LAYER = "1.weight"
@@ -57,7 +57,7 @@ def height(surface: Surface, place: Tensor) -> float:
 
 def plane(surface: Surface) -> float:
     """Half-way between two draws, less the mean of the two; of the three pairs the lowest."""
-    pairs = combinations(surface.places, 2)
+    pairs = combinations(surface.positions, 2)
     return min(height(surface, (a + b) / 2) - (height(surface, a) + height(surface, b)) / 2 for a, b in pairs)
 
 
@@ -119,7 +119,7 @@ def draw(found: dict[str, tuple[dict[str, Surface], dict[str, caveat.Posterior]]
             top = surface.log_density.max()
             levels = torch.linspace(-6, 0, 13) * float(top - surface.log_density.median()) / 3
             axis.contourf(surface.along, surface.across, surface.log_density - top, levels.tolist(), extend="min")
-            axis.plot(*surface.places.T, "o", color="#c1440e")
+            axis.plot(*surface.positions.T, "o", color="#c1440e")
             axis.set_title(f"{name}: {title}", fontsize=9)
         for axis, (title, posterior) in zip(row[2:], posteriors.items(), strict=True):
             weights = posterior.state["params"][LAYER].cpu()

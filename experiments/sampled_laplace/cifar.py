@@ -23,7 +23,7 @@ import caveat
 from caveat import MAP, SampledLaplace, Training, data, models
 from caveat.engine.conjugate_gradients import ConjugateGradients
 from caveat.engine.mackay import Tuning
-from caveat.evaluate.calibration import top_label_ece
+from caveat.evaluate.metrics import top_label_ece
 
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")  # one of each group
 
