@@ -1,10 +1,9 @@
-import csv
+"""The table of results: means over the severities that all runs have, the best values, and what is left out."""
 
 import pytest
 
-from caveat.report import format_text, read, table, write_csv
-from caveat.report.plots import severity_curves
-from caveat.report.tables import format_bytes, format_error, format_number, format_seconds
+from caveat.report import format_text, read, table
+from caveat.report.draw.joint_plots import severity_curves
 
 
 def cell(runs, label, key):
@@ -80,59 +79,6 @@ def test_what_is_equal_to_the_digits_shown_is_equally_good(classification, chang
 def test_one_run_is_not_called_best(binary):
     found = table(read(binary))
     assert all(found.best(index) == set() for index in range(len(found.columns)))
-
-
-def test_text_is_aligned_and_narrow(classification):
-    found = table(read(classification))
-    text = format_text(found, width=60)
-    blocks = [block.split("\n") for block in text.split("\n\n")]
-    assert len(blocks) > 1
-    assert max(len(line) for block in blocks for line in block) <= 60
-    for block in blocks:
-        assert [line.split("  ")[0].strip() for line in block[2:]] == ["MAP", "Deep ensemble", "SWAG"]
-    assert text.count("*") >= sum(bool(found.best(index)) for index in range(len(found.columns))) > 5
-    assert format_text(found, width=1000).count("\n") == 4
-
-
-def test_csv_is_tidy(classification, tmp_path):
-    runs = read(classification)
-    path = write_csv(runs, tmp_path / "deep" / "results.csv")
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == sum(len(scored.metrics) for run in runs for scored in run.data)
-    assert list(rows[0]) == ["label", "method", "data", "family", "severity", "metric", "mean", "stderr"]
-    wanted = {"label": "SWAG", "data": "rotated 30", "metric": "nll"}
-    (row,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-    assert (row["method"], row["family"], float(row["severity"])) == ("swag", "rotated", 30.0)
-    assert float(row["mean"]) == runs[2].by_name["rotated 30"].metrics["nll"].mean
-    (clean,) = [row for row in rows if (row["label"], row["data"], row["metric"]) == ("MAP", "clean", "ece")]
-    assert (clean["severity"], clean["stderr"]) == ("", "")
-    assert [file.name for file in path.parent.iterdir()] == ["results.csv"]  # no temporary file stays
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (format_number(0.9722), "0.972"),
-        (format_number(0.00414), "0.0041"),
-        (format_number(-3.2e-6), "−3.2e−06"),
-        (format_number(12345.6), "12,346"),
-        (format_number(None), "–"),
-        (format_error(0.02), "0.020"),
-        (format_error(9.96), "10"),
-        (format_error(0.0), "0"),
-        (format_seconds(0), "0 s"),
-        (format_seconds(0.0000312), "31.2 µs"),
-        (format_seconds(0.0312), "31.2 ms"),
-        (format_seconds(200), "3 min 20 s"),
-        (format_seconds(9000), "2.5 h"),
-        (format_bytes(812), "812 B"),
-        (format_bytes(999_900), "1 MB"),
-        (format_bytes(40_200), "40.2 kB"),
-    ],
-)
-def test_numbers_a_person_reads(written, expected):
-    assert written == expected
 
 
 def drop(number):

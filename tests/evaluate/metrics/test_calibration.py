@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from caveat.evaluate.calibration import (
+from caveat.evaluate.metrics import (
+    central_coverage,
     marginal_calibration_error,
     pit_calibration_error,
+    pooled_reliability,
     reliability,
+    share_interval,
     top_label_ece,
 )
 
@@ -195,3 +198,29 @@ def test_pit_of_calibrated_rows_is_as_small_as_its_docstring_says():
 def test_pit_refuses_bad_input(pit, levels, message):
     with pytest.raises(ValueError, match=message):
         pit_calibration_error(pit, levels)
+
+
+def test_diagrams_of_parts_are_that_of_all_rows():
+    probs, targets = predictions(300, 4)
+    parts = [reliability(probs[part], targets[part]) for part in (slice(0, 90), slice(90, 300))]
+    pooled, whole = pooled_reliability(parts), reliability(probs, targets)
+    torch.testing.assert_close(pooled.count, whole.count)
+    torch.testing.assert_close(pooled.confidence, whole.confidence, equal_nan=True)
+    torch.testing.assert_close(pooled.accuracy, whole.accuracy, equal_nan=True)
+    gap = float(probs.max(1).values.double().mean() - (probs.argmax(1) == targets).double().mean())
+    assert whole.overconfidence == pytest.approx(gap)
+
+
+def test_the_interval_of_a_share_has_a_width_at_its_ends():
+    share, count = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), torch.tensor([10.0, 10.0, 10.0])
+    low, high = share_interval(share, count)
+    assert low[0] == 0
+    assert high[2] == 1
+    assert (high - low).min() > 0.05
+    z = (share[1] - low[1]) / math.sqrt(low[1] * (1 - low[1]) / 10)  # Wilson: one standard error of the end itself
+    assert float(z) == pytest.approx(1.0)
+
+
+def test_central_intervals_cover_what_lies_within():
+    pit = torch.tensor([0.5, 0.4, 0.05, 0.95])
+    assert central_coverage(pit, torch.tensor([0.1, 0.5, 0.92])).tolist() == pytest.approx([0.25, 0.5, 1.0])

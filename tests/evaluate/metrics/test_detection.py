@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from caveat.evaluate.ood import ood_scores
+from caveat.evaluate.metrics import detection, ood_scores
 
 SCORES = st.lists(st.integers(0, 6), min_size=1, max_size=40)  # few distinct values: many ties
 
@@ -78,3 +78,13 @@ def test_infinite_scores_keep_their_order():
 def test_bad_input_is_refused(inside, outside, message):
     with pytest.raises(ValueError, match=message):
         ood_scores(inside, outside)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_area_under_the_roc_curve_is_the_auroc(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inside, outside = rng.integers(0, 6, 50), rng.integers(2, 9, 40)  # with ties
+    false_alarms, noticed = detection.roc_curve(inside, outside)
+    assert (false_alarms[0], noticed[0], false_alarms[-1], noticed[-1]) == (0, 0, 1, 1)
+    counted = (outside[:, None] > inside).mean() + 0.5 * (outside[:, None] == inside).mean()
+    assert np.trapezoid(noticed, false_alarms) == pytest.approx(counted)

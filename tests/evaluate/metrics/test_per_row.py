@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, root_mean_squared_error
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from caveat.evaluate import metrics
+from caveat.evaluate.metrics import per_row as metrics
 
 
 def predictions(n, classes, seed=0, dtype=torch.float32):

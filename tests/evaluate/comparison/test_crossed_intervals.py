@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from caveat.bench.intervals import crossed_interval, seeds_interval, student_quantile
+from caveat.evaluate.comparison import crossed_interval, seeds_interval
+from caveat.evaluate.comparison.crossed_intervals import student_quantile
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3.7, 10, 120, 5000])

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from caveat.evaluate.ood import ood_scores
+from caveat.evaluate.metrics import ood_scores
 from caveat.report import read
-from caveat.report.compare import auroc_gain, log_prob_gain
+from caveat.report.numbers.run_gains import auroc_gain, log_prob_gain
 
 
 def test_gain_on_one_set_is_the_paired_mean_with_its_standard_error(classification):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from caveat.report import read, write
-from caveat.report.tables import mean_score
+from caveat.report.saved import mean_over_data
 
 pytest.importorskip("plotly")
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"a\" 'b' %{x} & <b>bold</b>"
@@ -153,7 +153,7 @@ def test_plots_are_drawn_and_the_table_sorts(classification, rendered):
     text = rendered(write(classification), "#sort=rotated.nll")
     body = re.search(r'<table class="results".*?<tbody>(.*?)</tbody>', text, re.S)[1]
     order = [int(index) for index in re.findall(r'<tr data-run="(\d)"', body)]
-    losses = [mean_score(run.shifts["rotated"], "nll").mean for run in read(classification)]
+    losses = [mean_over_data(run.shifts["rotated"], "nll").mean for run in read(classification)]
     assert order == sorted(range(3), key=lambda index: losses[index])
     assert order != [0, 1, 2]
     (head,) = re.findall(r'<th [^>]*data-key="rotated.nll"[^>]*>', text)

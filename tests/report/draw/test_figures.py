@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from caveat.report import read
-from caveat.report.drawing import BASELINE_COLOUR, COLOURS, SYMBOLS, styles
-from caveat.report.markup import CHARACTERS
+from caveat.report.draw.figures import BASELINE_COLOUR, COLOURS, SYMBOLS, styles
+from caveat.report.draw.html_pieces import CHARACTERS
 
 # Machado, Oliveira and Fernandes (2009): linear RGB as seen without red, green or blue cones.
 VISION = {

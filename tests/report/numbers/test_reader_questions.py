@@ -1,6 +1,6 @@
 from caveat.report import read, table
-from caveat.report.shared import listed
-from caveat.report.summary import answers, verdicts
+from caveat.report.numbers import answers, verdicts
+from caveat.report.wording import joined_by_and
 
 
 def test_the_best_run_and_its_lead_are_named(classification):
@@ -50,7 +50,7 @@ def test_regression_is_compared_by_likelihood(regression):
 
 
 def test_lists_read_like_sentences():
-    assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert [joined_by_and(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
 
 
 def test_the_answer_under_shift_is_over_what_all_runs_have(classification, change_metrics):

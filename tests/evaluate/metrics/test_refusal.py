@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caveat.evaluate.selective import accuracy_at_coverage, risk_coverage, risk_coverage_area
+from caveat.evaluate.metrics import risk_at_coverage, risk_coverage, risk_coverage_area
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=6)
 
@@ -59,14 +59,14 @@ def test_one_row():
     assert risk_coverage_area(torch.tensor([0.3]), torch.tensor([1.0])) == 1.0
 
 
-def test_accuracy_at_coverage():
+def test_risk_at_coverage():
     uncertainty = torch.arange(10.0)
     error = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 0, 1])
-    accuracy = accuracy_at_coverage(uncertainty, error, torch.tensor([0.01, 0.6, 0.65, 0.7, 1.0]))
-    assert accuracy.tolist() == pytest.approx([1, 1, 6 / 7, 6 / 7, 0.7])  # 1, 6, 7, 7 and 10 rows kept
+    risk = risk_at_coverage(uncertainty, error, torch.tensor([0.01, 0.6, 0.65, 0.7, 1.0]))
+    assert risk.tolist() == pytest.approx([0, 0, 1 / 7, 1 / 7, 0.3])  # 1, 6, 7, 7 and 10 rows kept
     for kept in range(1, 11):  # k / N in either precision keeps exactly k rows
-        expected = 1 - error[:kept].double().mean().item()
-        assert accuracy_at_coverage(uncertainty, error, torch.tensor([kept / 10])).item() == pytest.approx(expected)
+        expected = error[:kept].double().mean().item()
+        assert risk_at_coverage(uncertainty, error, torch.tensor([kept / 10])).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,6 @@ def test_bad_input_is_refused(uncertainty, error, message):
         risk_coverage_area(uncertainty, error)
 
 
-def test_accuracy_at_coverage_refuses_bad_input():
-    with pytest.raises(ValueError, match="0 or 1"):
-        accuracy_at_coverage(torch.zeros(2), torch.tensor([0.5, 1.0]), torch.tensor([1.0]))
+def test_coverages_beyond_all_rows_are_refused():
     with pytest.raises(ValueError, match=r"within \(0, 1\]"):
-        accuracy_at_coverage(torch.zeros(2), torch.zeros(2), torch.tensor([0.0, 1.0]))
+        risk_at_coverage(torch.zeros(2), torch.zeros(2), torch.tensor([0.0, 1.0]))
