@@ -21,9 +21,9 @@ def write(folder: str | Path, path: str | Path | None = None, title: str | None 
 
 
 def newest(here: str | Path = ".") -> Path:
-    """The folder that `caveat bench`, `caveat evaluate` or `caveat demo` wrote last.
+    """Find the folder that `caveat bench`, `caveat evaluate` or `caveat demo` wrote last.
 
-    The search is where they write unless told otherwise: in `results`, the folders in it, and `caveat-demo`.
+    They write to `results`, to folders in it, and to `caveat-demo` unless another folder is given.
     """
     here = Path(here)
     folders = [here / "results", *sorted((here / "results").glob("*/")), here / "caveat-demo"]

@@ -26,7 +26,10 @@ UNKNOWN = MeanAndError(None, None)
 
 
 def over_seeds(values: Iterable[float | None]) -> MeanAndError:
-    """Mean over seeds and its standard error; unknown where a seed has no value, without an error for one seed."""
+    """Return the mean over seeds and its standard error.
+
+    It is unknown where a seed has no value; the mean of a single seed has no error.
+    """
     known = list(values)
     if not known or any(value is None for value in known):
         return UNKNOWN
@@ -37,7 +40,7 @@ def over_seeds(values: Iterable[float | None]) -> MeanAndError:
 
 
 def over_conditions(scores: Sequence[MeanAndError]) -> MeanAndError:
-    """Mean over conditions, with the mean of their standard errors as an upper bound of its own."""
+    """Return the mean over conditions; its standard error is an upper bound, the mean of theirs."""
     means = [score.mean for score in scores if score.mean is not None]
     errors = [score.stderr for score in scores if score.stderr is not None]
     if not scores or len(means) < len(scores):
@@ -46,6 +49,6 @@ def over_conditions(scores: Sequence[MeanAndError]) -> MeanAndError:
 
 
 def curve_over_seeds(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The mean [X] of one curve a seed, [S, X], and its standard error [X]; no error for one seed."""
+    """Return the mean [X] of one curve a seed, [S, X], and its standard error [X], which one seed does not have."""
     error = curves.std(0, ddof=1) / math.sqrt(len(curves)) if len(curves) > 1 else None
     return curves.mean(0), error

@@ -10,16 +10,16 @@ __all__ = ["disagreement", "mean_distance", "mean_total_variation"]
 
 
 def disagreement(probs: np.ndarray) -> np.ndarray:
-    """The disagreement [N] of methods with probabilities [M, N, C] about N inputs: 0 where all say the same."""
+    """Return how much methods with probabilities [M, N, C] disagree about each of N inputs; 0 where all are alike."""
     return np.asarray(0.5 * np.abs(probs - probs.mean(0)).sum(2).mean(0))
 
 
 def mean_total_variation(probs: np.ndarray, others: np.ndarray) -> float:
-    """Total variation distance between the probabilities of two methods, [N, C] each, averaged over rows."""
+    """Return the total variation distance between the probabilities of two methods, [N, C] each, averaged over rows."""
     return 0.5 * mean_distance(probs, others)
 
 
 def mean_distance(predictions: np.ndarray, others: np.ndarray) -> float:
-    """The sum over outputs of |difference| between the predictions of two methods, [N, ...], averaged over rows."""
+    """Return the summed |difference| of the outputs of two methods, [N, ...] each, averaged over rows."""
     apart = np.abs(predictions.astype(np.float64) - others.astype(np.float64)).reshape(len(predictions), -1)
     return float(apart.sum(1).mean())

@@ -8,7 +8,7 @@ and of the rows that could have been. With S seeds, N rows and the mean squares 
 
 and the interval is Student's t with Satterthwaite's degrees of freedom: near S - 1 where seeds make the difference,
 near N - 1 where rows do. A t over seeds alone would not know that the test set is finite, a bootstrap over rows alone
-not that another seed gives another network. With one seed the interval is over rows, which is said.
+not that another seed gives another network. With one seed the interval is over rows, and says so.
 
 The AUROC is a mean of placements (DeLong, DeLong and Clarke-Pearson, 1988), once over the rows inside and once over
 those outside: two layouts of one mean, whose row terms add. Intervals are 95%, each for itself: of twenty that compare
@@ -28,7 +28,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """How much better than the baseline, positive is better, with a 95% interval; None where there is none."""
+    """How much better a method is than the baseline (positive is better), with a 95% interval where there is one."""
 
     gain: float | None  # infinite where one of the two gave a target no probability at all
     low: float | None
@@ -44,7 +44,11 @@ class Interval:
 
 
 def crossed_interval(layouts: Sequence[np.ndarray]) -> Interval:
-    """Of gains [S, N] over seeds and rows; several layouts, of one mean, are several independent sets of rows."""
+    """Return the interval of a mean gain over seeds and rows.
+
+    Each layout holds the gains [S, N] of the same seeds on one set of rows. Several layouts, which have the same mean,
+    are over independent sets of rows.
+    """
     seeds = len(layouts[0])
     over = "seeds and rows" if seeds > 1 else "rows"
     if not all(np.isfinite(gains).all() for gains in layouts):
@@ -69,7 +73,7 @@ def crossed_interval(layouts: Sequence[np.ndarray]) -> Interval:
 
 
 def seeds_interval(gains: np.ndarray) -> Interval:
-    """Student's t over seeds, [S]."""
+    """Return Student's interval of a mean gain over seeds; `gains` is [S]."""
     mean = float(gains.mean())
     if len(gains) < 2 or not np.isfinite(gains).all():
         return Interval(mean if math.isfinite(mean) else None, None, None, "seeds")
@@ -78,7 +82,7 @@ def seeds_interval(gains: np.ndarray) -> Interval:
 
 
 def _rest(gains: np.ndarray) -> float:
-    """MS_rest / (S N): the spread that neither seed nor row explains."""
+    """Return MS_rest / (S N), the spread of gains [S, N] that neither seed nor row explains."""
     seeds, rows = gains.shape
     if seeds == 1:
         return 0.0
@@ -87,7 +91,7 @@ def _rest(gains: np.ndarray) -> float:
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
-    """The t with a share `level` within [-t, t].
+    """Return the t for which a share `level` of Student's distribution lies within [-t, t].
 
     With t = sqrt(freedom) tan(a), the density of the angle a is proportional to cos(a)^(freedom - 1).
     """

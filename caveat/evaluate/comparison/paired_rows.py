@@ -39,7 +39,7 @@ class Gain:
 
 
 def gain_over_rows(gains: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> Gain | None:
-    """The mean over data sets of each one's mean gain; None where there are none, or a gain is not finite.
+    """Return the mean over data sets of each one's mean gain; None without data sets, or where a gain is not finite.
 
     Args:
         gains: for each data set, what every row gains  # [N_k]
@@ -55,7 +55,7 @@ def gain_over_rows(gains: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> G
 def gain_in_auroc(
     ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray], rows: tuple[np.ndarray, np.ndarray]
 ) -> Gain:
-    """The gain in AUROC of telling rows outside from rows inside.
+    """Return the gain in AUROC of telling rows outside from rows inside.
 
     Args:
         ours: our uncertainty about the rows inside and about those outside  # [N], [M]
@@ -71,7 +71,7 @@ def gain_in_auroc(
 
 
 def _clustered_variance(influence: np.ndarray, rows: np.ndarray) -> float:
-    """The variance of a mean from the influence of each point, [N], where points of the same row go together."""
+    """Return the variance of a mean from the influence of each point, [N]; points of the same row go together."""
     _, cluster = np.unique(rows, return_inverse=True)
     sums = np.bincount(cluster, influence)  # [C]
     return float(len(sums) / (len(sums) - 1) * (sums**2).sum()) if len(sums) > 1 else math.inf

@@ -20,7 +20,7 @@ __all__ = ["to_arviz"]
 
 
 def to_arviz(posterior: Posterior, data: Data | None = None, *, parameters: str = "*", rows: int | None = None) -> Any:
-    """The chains of a posterior as an `xarray.DataTree` that ArviZ reads; `.to_netcdf(path)` writes it to a file.
+    """Turn the chains of a posterior into an `xarray.DataTree` that ArviZ reads; `.to_netcdf(path)` writes it.
 
     Args:
         posterior: of a method that runs chains.

@@ -11,7 +11,7 @@ from caveat.rows import Data, Rows
 
 __all__ = ["LEARNED", "ByDraw", "chains_of", "predict_by_draw", "some_rows"]
 
-LEARNED = "hyper/"  # begins the name of what the likelihood learned beside the weights and every draw has anew
+LEARNED = "hyper/"  # the prefix of what the likelihood learned: each draw of the chains has its own value
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ByDraw:
 
 
 def chains_of(posterior: Posterior) -> tuple[int, int]:
-    """How many chains a posterior has, and how many draws each; a TypeError where it has none."""
+    """Count the chains of a posterior and the draws of each; a posterior without chains is a TypeError."""
     stats = posterior.state.get("stats", {})
     if "lp" not in stats:
         raise TypeError(
@@ -37,7 +37,7 @@ def chains_of(posterior: Posterior) -> tuple[int, int]:
 
 
 def some_rows(data: Data, count: int | None) -> Rows:
-    """All rows of data, or at most `count` of them, spread evenly."""
+    """Return all rows of data, or at most `count` of them, spread evenly."""
     rows = Rows(data)
     if count is None or count >= len(rows):
         return rows
@@ -47,7 +47,7 @@ def some_rows(data: Data, count: int | None) -> Rows:
 
 
 def predict_by_draw(posterior: Posterior, data: Data, rows: int | None = None) -> ByDraw:
-    """What every draw says about rows of data: all of them, or at most `rows` spread evenly."""
+    """Predict rows of data with every draw: all rows, or at most `rows` of them, spread evenly."""
     chains, draws = chains_of(posterior)
     chosen_rows, network = some_rows(data, rows), posterior.network
     batches = list(chosen_rows.ordered())

@@ -16,7 +16,7 @@ __all__ = ["Evidence", "Mixing", "Quantities", "gather_evidence"]
 
 @dataclass(frozen=True)
 class Mixing:
-    """How well the chains of a group of quantities have mixed; None where that cannot be said."""
+    """How well the chains of a group of quantities have mixed; a number is None where it cannot be computed."""
 
     quantities: int
     constant: int  # quantities that are the same in every draw, which are left out of what follows
@@ -52,7 +52,7 @@ class Quantities:
         return int(rhat.nan_to_num(-1.0, posinf=torch.inf).argmax())
 
     def mixing(self) -> Mixing:
-        """The summary of how well the quantities mixed."""
+        """Sum up how well the quantities mixed."""
         flat = self.draws.flatten(0, 1)
         finite = flat.isfinite().all(0)
         constant = finite & (flat.amax(0) == flat.amin(0))
@@ -87,7 +87,7 @@ class Evidence:
 def gather_evidence(
     posterior: Posterior, data: Data, *, rows: int = 500, weights: int = 2000, seed: int = 0
 ) -> Evidence:
-    """What the chains predict for rows of data, their log density, and some of their weights; see `diagnose`."""
+    """Collect what the chains predict for rows of data, their log density, and some weights; see `diagnose`."""
     if weights < 1:
         raise ValueError(f"weights={weights}: must be at least 1")
     _, draws = chains_of(posterior)

@@ -45,7 +45,7 @@ def posterior_surface(
     rows: int | None = None,
     scale: float = 1.0,
 ) -> Surface:
-    """The log posterior density on the plane through three draws.
+    """Compute the log posterior density on the plane through three draws.
 
     Args:
         posterior: of a method that runs chains.

@@ -84,7 +84,7 @@ class _Finding:
 
 
 def judge(evidence: Evidence) -> Diagnosis:
-    """The verdict: the worst of all findings, with the reasons for it."""
+    """Reach a verdict from the evidence: the worst of all findings, with the reasons for it."""
     stats = evidence.stats
     chains, draws = stats["lp"].shape
     predictions, log_density = evidence.predictions.mixing(), evidence.log_density.mixing()
@@ -118,6 +118,7 @@ def judge(evidence: Evidence) -> Diagnosis:
 
 
 def _of_predictions(mixing: Mixing, chains: int) -> Iterator[_Finding]:
+    """Judge whether predictions are finite, move, agree between chains, and have enough effective draws."""
     if mixing.not_finite:
         yield _Finding("do not trust", f"{mixing.not_finite:,} predictions are NaN or infinite in some draw")
     if mixing.ess_bulk_min is None or mixing.ess_tail_min is None:
@@ -134,6 +135,7 @@ def _of_predictions(mixing: Mixing, chains: int) -> Iterator[_Finding]:
 
 
 def _of_rhat(mixing: Mixing) -> Iterator[_Finding]:
+    """Judge whether the chains agree on predictions, against what independent draws would show by chance."""
     if mixing.rhat_max is None or mixing.rhat_share_above is None or mixing.null is None:
         reason = "there is one chain, which cannot show whether another start would have ended elsewhere: run chains=4"
         yield _Finding("caution", reason)
@@ -156,7 +158,7 @@ def _of_rhat(mixing: Mixing) -> Iterator[_Finding]:
 
 
 def _of_log_density(mixing: Mixing, chains: int) -> Iterator[_Finding]:
-    """Never worse than caution: chains may agree on predictions from modes of different density."""
+    """Judge the log density, never worse than caution: chains in modes of different density may predict alike."""
     if mixing.ess_bulk_min is None or mixing.ess_tail_min is None:
         yield _Finding("caution", "the log posterior density is not finite, or the same in every draw")
         return
@@ -179,6 +181,7 @@ def _of_log_density(mixing: Mixing, chains: int) -> Iterator[_Finding]:
 def _of_sampler(
     acceptance: Sequence[float] | None, divergences: Sequence[int] | None, energies: Sequence[float] | None, draws: int
 ) -> Iterator[_Finding]:
+    """Judge what the sampler recorded of each chain: acceptance, divergences, and E-BFMI."""
     if acceptance is None:
         yield _Finding(
             "caution",

@@ -117,7 +117,7 @@ def fidelity_on(
 
 
 def noise_floor(chains: Sequence[Predictive]) -> dict[str, Score]:
-    """The scores of one chain against the mixture of the others, averaged over chains."""
+    """Score one chain against the mixture of the others, averaged over chains."""
     nothing_ignored = torch.empty(0)
     return _scores(_compare(chains[0], chains, nothing_ignored))[1]
 
@@ -163,14 +163,14 @@ def _stored(reference: ReferenceSet, rows: Rows) -> tuple[ByChain, int, int]:
 
 
 def on_cpu(prediction: Predictive) -> Predictive:
-    """The same prediction with its tensors on the CPU, where a stored reference is."""
+    """Move a prediction to the CPU, where a stored reference is."""
     fields = {field.name: getattr(prediction, field.name) for field in dataclasses.fields(cast(Any, prediction))}
     moved = {name: value.cpu() for name, value in fields.items() if isinstance(value, Tensor)}
     return dataclasses.replace(cast(Any, prediction), **moved)
 
 
 def some_draws(prediction: Predictive, draws: slice) -> Predictive:
-    """The same prediction from some of its draws; `noise` stays as it is, because no comparison here reads it."""
+    """Reduce a prediction to some of its draws; `noise` stays as it is, because no comparison here reads it."""
     fields = {field.name: getattr(prediction, field.name) for field in dataclasses.fields(cast(Any, prediction))}
     return dataclasses.replace(
         cast(Any, prediction), **{name: value[draws] for name, value in fields.items() if name in _BY_DRAW}
@@ -231,7 +231,7 @@ def _check_same_outputs(ours: Predictive, theirs: Predictive) -> None:
 
 
 def _differences(posterior: Posterior, reference: Posterior | ReferenceSet) -> tuple[str, ...]:
-    """Where the two are not about the same model, so that the distance is not one between methods alone."""
+    """Say where the two are not about the same model, so that the distance is not one between methods alone."""
     ours = identity(posterior.network)
     if isinstance(reference, ReferenceSet):
         theirs, module = dict(reference.facts["identity"]), reference.facts["network"]

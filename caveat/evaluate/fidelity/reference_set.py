@@ -68,13 +68,13 @@ class ReferenceSet:
         return int(self.facts["draws"])
 
     def summary(self) -> str:
-        """One line: how much was drawn, how well the chains mixed, and how far one is from the others."""
+        """Say in one line how much was drawn, how well the chains mixed, and how far one is from the others."""
         rhat = self.facts["diagnostics"]["clean"]["predictions"]["rhat_max"]
         floor = ", ".join(f"{name} {score['mean']:.3g}" for name, score in self.facts["floor"]["clean"].items())
         return f"{self.chains} x {self.draws} draws, R-hat of predictions up to {rhat:.4f}, floor: {floor}"
 
     def predictive(self, part: str = "clean") -> Predictive:
-        """The reference's prediction for one of its data sets, from the draws that were kept, chain by chain."""
+        """Return the reference's prediction for one of its data sets, from the draws it has stored, chain by chain."""
         if part not in self.parts:
             raise KeyError(f"the reference {self.name} has no data set {part!r}: there are {', '.join(self.parts)}")
         tensors_of_part = self.parts[part]
@@ -86,7 +86,7 @@ class ReferenceSet:
         return CategoricalPredictive(tensors_of_part["log_draws"].flatten(0, 1).float().log_softmax(-1))
 
     def by_chain(self, part: str, rows: slice) -> Sequence[Predictive]:
-        """What each chain predicts for some rows: its mean over all draws, or for numbers its mixture."""
+        """Return what each chain predicts for some rows: its mean over all draws, or for numbers its mixture."""
         tensors_of_part = self.parts[part]
         if self.kind == "classification":
             return [CategoricalPredictive(probs[rows].log().unsqueeze(0)) for probs in tensors_of_part["probs"]]
@@ -96,7 +96,7 @@ class ReferenceSet:
         ]
 
     def find(self, rows: Rows) -> str | None:
-        """The name of the data set that these rows are, if it is one of this reference's."""
+        """Return which data set of this reference the rows are; None where they are none of them."""
         given = _inputs(rows)
         for name, stored in self.parts.items():
             inputs = stored["inputs"].float()
@@ -105,7 +105,7 @@ class ReferenceSet:
         return None
 
     def part_of(self, rows: Rows) -> str:
-        """The name of the data set that these rows are; an error with the reason where they are none of them."""
+        """Return which data set of this reference the rows are; an error says why where they are none of them."""
         part = self.find(rows)
         if part is not None:
             return part
@@ -137,7 +137,7 @@ def read_reference(folder: str | Path) -> ReferenceSet:
 
 
 def chain_tensors(prediction: Predictive, chains: int, draws_kept: int) -> dict[str, Tensor]:
-    """What is stored of a prediction whose draws come chain by chain: the tensors above but for the inputs.
+    """Return what is stored of a prediction whose draws come chain by chain: the tensors above but for the inputs.
 
     Of class probabilities, `draws_kept` draws a chain are stored beside the means.
     """
@@ -155,13 +155,13 @@ def chain_tensors(prediction: Predictive, chains: int, draws_kept: int) -> dict[
 
 
 def identity(network: Network) -> dict[str, str]:
-    """What two posteriors must share for the distance between them to be one between methods, as text."""
+    """Describe what two posteriors must share for the distance between them to be one between methods."""
     shapes = [list(network.params()[name].shape) for name in network.names]
     return {"weights": str(shapes), "likelihood": _text(network.likelihood), "prior": _text(network.prior)}
 
 
 def activations(module: str) -> str:
-    """The kinds of activations in a module's text, such as a reference keeps; empty where none is a module."""
+    """List the kinds of activations in the text of a module; the list is empty where no activation is a module."""
     return ", ".join(dict.fromkeys(kind for kind in re.findall(r"(\w+)\(", module) if kind in _ACTIVATIONS))
 
 

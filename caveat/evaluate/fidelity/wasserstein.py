@@ -31,7 +31,7 @@ MOST_COUNTS = 2000  # counts that may be larger are compared as Gaussians of the
 def wasserstein(
     ours: RegressionPredictive, chains: Sequence[RegressionPredictive]
 ) -> tuple[Distances, list[Distances]]:
-    """Distances of a prediction from the equal mixture of chains; and of each chain from the mixture of the others.
+    """Return the distances of a prediction from the mixture of chains, and of each chain from that of the others.
 
     The second is empty where there is one chain only.
     """
@@ -78,7 +78,7 @@ def _gaps_of_counts(mine: RegressionPredictive, theirs: Sequence[RegressionPredi
 
 
 def one_against_others(by_chain: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The cdf or the probabilities of each chain, and those of the mixture of the others; nothing for one chain.
+    """Pair the cdf or the probabilities of each chain with those of the mixture of the others; one chain has none.
 
     `by_chain` is [chains, ...], and each of the pair is [...].
     """

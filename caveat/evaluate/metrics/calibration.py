@@ -52,7 +52,10 @@ class Reliability:
 
 
 def reliability(probs: Tensor, targets: Tensor, bins: int = 15) -> Reliability:
-    """The reliability diagram of the top label: bin b holds confidences in (b / bins, (b + 1) / bins]."""
+    """Return the reliability diagram of the top label, from probs [N, C] and targets [N].
+
+    Bin b holds the rows with a confidence in (b / bins, (b + 1) / bins].
+    """
     probs, targets = check_classification(probs, targets)
     _check_bins(bins)
     confidence, predicted = probs.max(dim=1)
@@ -67,7 +70,7 @@ def reliability(probs: Tensor, targets: Tensor, bins: int = 15) -> Reliability:
 
 
 def pooled_reliability(diagrams: Sequence[Reliability]) -> Reliability:
-    """The diagram of all rows of several diagrams with the same bins."""
+    """Join several diagrams with the same bins into the diagram of all their rows."""
     count = torch.stack([diagram.count for diagram in diagrams]).double()  # [diagrams, bins]
     parts = [[diagram.confidence for diagram in diagrams], [diagram.accuracy for diagram in diagrams]]
     confidence, accuracy = ((torch.stack(part).nan_to_num(0.0) * count).sum(0) / count.sum(0) for part in parts)
@@ -75,7 +78,7 @@ def pooled_reliability(diagrams: Sequence[Reliability]) -> Reliability:
 
 
 def share_interval(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Wilson's interval of one standard error for shares [K] of counts [K].
+    """Return both ends [K] of Wilson's interval of one standard error, for shares [K] of counts [K].
 
     Unlike the share plus and minus its standard error, it keeps a width where the share is 0 or 1.
     """
@@ -85,14 +88,17 @@ def share_interval(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top_label_ece(probs: Tensor, targets: Tensor, bins: int = 15) -> float:
-    """Expected calibration error of the most probable class, equal-width bins: the usual "ECE"."""
+    """Return the usual "ECE" of probs [N, C] and targets [N]: of the most probable class, with bins of equal width."""
     diagram = reliability(probs, targets, bins)
     gap = (diagram.accuracy - diagram.confidence).abs().nan_to_num(0.0)  # empty bins weigh nothing
     return ((diagram.count * gap).sum() / diagram.count.sum()).item()
 
 
 def marginal_calibration_error(probs: Tensor, targets: Tensor, bins: int = 15) -> float:
-    """Debiased l2 calibration error of every class's probability, averaged over classes, equal-mass bins."""
+    """Return the debiased l2 calibration error of every class's probability, averaged over classes.
+
+    Probs are [N, C], targets [N]; the bins have equal mass.
+    """
     probs, targets = check_classification(probs, targets)
     _check_bins(bins)
     rows, classes = probs.shape
@@ -114,7 +120,7 @@ def marginal_calibration_error(probs: Tensor, targets: Tensor, bins: int = 15) -
 
 
 def pit_calibration_error(pit: Tensor, levels: Sequence[float] = TWENTIETHS) -> float:
-    """Mean over CDF levels p (not central intervals) and outputs of |share of rows with PIT <= p  -  p|.
+    """Return the mean of |share of rows with PIT <= p  -  p| over outputs and CDF levels p (not central intervals).
 
     The PIT is the predictive CDF at the target, uniform where calibrated. The largest value, near 0.5, is reached when
     every target lies beyond the same end of its predictive; N calibrated rows give about 0.3 / sqrt(N), not 0.
@@ -135,7 +141,7 @@ def pit_calibration_error(pit: Tensor, levels: Sequence[float] = TWENTIETHS) -> 
 
 
 def central_coverage(pit: Tensor, levels: Tensor) -> Tensor:
-    """Share of targets inside the central interval of each level, |PIT - 1/2| <= level / 2.
+    """Return the share of targets inside the central interval of each level, |PIT - 1/2| <= level / 2.
 
     Args:
         pit: predictive CDF at the target  # [M]

@@ -22,7 +22,7 @@ class Metric:
     text: Callable[[float | None], str] = format_number
 
     def loss(self, value: float) -> float:
-        """The value turned so that smaller is better."""
+        """Turn a value round where necessary, so that smaller is better."""
         if self.better == "higher":
             return -value
         return value if self.better == "lower" else abs(value - self.better)
@@ -35,7 +35,7 @@ class Metric:
         return 1 if self.better == "higher" else -1
 
     def error_text(self, error: float) -> str:
-        """A standard error of this metric, in its unit where it has one."""
+        """Write a standard error of this metric, in its unit where it has one."""
         return format_error(error) if self.text is format_number else self.text(error)
 
 

@@ -19,7 +19,7 @@ __all__ = ["ood_scores", "placements", "roc_curve"]
 
 
 def ood_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """`auroc`, `aupr` and `fpr95` of separating the two, as defined above.
+    """Return `auroc`, `aupr` and `fpr95` of telling outside from inside, as defined above.
 
     Args:
         inside: scores on data like the training set  # [N]
@@ -42,7 +42,7 @@ def ood_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def placements(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """P(outside > x) for each x inside, [N], and P(x > inside) for each x outside, [M].
+    """Return P(outside > x) for each x inside, [N], and P(x > inside) for each x outside, [M].
 
     The mean of either is the AUROC, and their spreads give its variance (DeLong, DeLong and Clarke-Pearson, 1988).
     """
@@ -56,7 +56,7 @@ def placements(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def roc_curve(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False-alarm rates and detection rates at every threshold, from (0, 0) to (1, 1); ties are slopes.
+    """Return false-alarm rates and detection rates at every threshold, from (0, 0) to (1, 1); ties are slopes.
 
     Args:
         inside: scores on data like the training set  # [N]

@@ -4,7 +4,7 @@ __all__ = ["format_bytes", "format_error", "format_number", "format_seconds"]
 
 
 def format_number(value: float | None) -> str:
-    """Three decimals, or two significant digits where those would be lost: 0.972, 0.0041, 3.2e−06, 1,204."""
+    """Write a score with three decimals, or two significant digits where those would be lost: 0.972, 3.2e−06, 1,204."""
     if value is None:
         return "–"
     size = abs(value)
@@ -16,14 +16,14 @@ def format_number(value: float | None) -> str:
 
 
 def format_error(value: float) -> str:
-    """A standard error to two significant digits: 0.0073, 0.15, 12."""
+    """Write a standard error to two significant digits: 0.0073, 0.15, 12."""
     if value == 0:
         return "0"
     return f"{value:#.2g}" if value < 9.5 else f"{value:,.0f}"
 
 
 def format_seconds(value: float | None) -> str:
-    """A time that a person reads at once: 12 µs, 31 ms, 12.4 s, 3 min 20 s, 2.5 h."""
+    """Write a time so that a person reads it at once: 12 µs, 31 ms, 12.4 s, 3 min 20 s, 2.5 h."""
     if value is None:
         return "–"
     if value < 100:
@@ -33,7 +33,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_bytes(value: float | None) -> str:
-    """A size in decimal units: 812 B, 40.2 kB, 1.3 GB."""
+    """Write a size in decimal units: 812 B, 40.2 kB, 1.3 GB."""
     if value is None:
         return "–"
     units = ["B", "kB", "MB", "GB", "TB"]

@@ -23,15 +23,15 @@ __all__ = [
 
 
 def accuracy(probs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the most probable class is the target, else 0; one number a row, [N]."""
+    """Return 1 for each row whose most probable class is the target, else 0, [N]; probs are [N, C], targets [N]."""
     probs, targets = check_classification(probs, targets)
     return (probs.argmax(dim=1) == targets).double()
 
 
 def brier(probs: Tensor, targets: Tensor) -> Tensor:
-    """Brier score: the *sum* over classes of (probability - indicator)^2, from 0 to 2; [N].
+    """Return the Brier score [N] of probs [N, C] and targets [N]: the *sum* over classes of (prob - indicator)^2.
 
-    With two classes this is twice the score that only looks at the positive one.
+    It lies between 0 and 2. With two classes it is twice the score that only looks at the positive one.
     """
     probs, targets = check_classification(probs, targets)
     indicator = torch.nn.functional.one_hot(targets, probs.shape[1])  # [N, C]
@@ -39,13 +39,13 @@ def brier(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_error(mean: Tensor, targets: Tensor) -> Tensor:
-    """(mean - target)^2, averaged over output dimensions where there are several; [N]."""
+    """Return (mean - target)^2 for each row, [N], averaged over its outputs where there are several, [N, D]."""
     _check_same_shape(mean=mean, targets=targets)
     return _average_within_rows((mean.double() - targets.double()).square())
 
 
 def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
-    """Share of a row's outputs that lie in [lower, upper], ends included: 0 or 1 with one output; [N]."""
+    """Return the share of each row's outputs that lie in [lower, upper], ends included, [N]: 0 or 1 with one output."""
     _check_same_shape(lower=lower, upper=upper, targets=targets)
     if (lower > upper).any():
         raise ValueError(f"{int((lower > upper).sum())} intervals have lower > upper: were the two swapped?")
@@ -53,7 +53,7 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
 
 
 def mean_and_stderr(scores: Tensor, rows: Tensor | None = None) -> tuple[float, float | None]:
-    """Mean of per-point scores and its standard error.
+    """Return the mean of scores [N] or [N, D] and its standard error.
 
     A row's outputs ([N, D]) are averaged first: rows are independent, the outputs of one row are not. Where several
     scores belong to one row (the tokens of a sequence, the labels of an image), `rows` [N] says which, and the standard
@@ -75,7 +75,7 @@ def mean_and_stderr(scores: Tensor, rows: Tensor | None = None) -> tuple[float, 
 
 
 def rmse(squared_errors: Tensor, rows: Tensor | None = None) -> tuple[float, float | None]:
-    """Root of the mean squared error, its standard error by the delta method: se(sqrt(m)) = se(m) / (2 sqrt(m))."""
+    """Return the root of the mean of squared errors [N], and its standard error se(sqrt(m)) = se(m) / (2 sqrt(m))."""
     mean, stderr = mean_and_stderr(squared_errors, rows)
     root = math.sqrt(mean)
     if stderr is None or root == 0.0:  # all errors zero: the standard error is zero as well

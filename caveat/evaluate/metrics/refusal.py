@@ -24,7 +24,7 @@ class RiskCoverage:
 
 
 def risk_coverage(uncertainty: Tensor, error: Tensor) -> RiskCoverage:
-    """The risk-coverage curve of uncertainties [N]; `error` [N] is any loss a row (0/1 mistakes, squared errors)."""
+    """Return the risk-coverage curve of uncertainties [N]; `error` [N] is any loss a row, such as 0/1 mistakes."""
     uncertainty, error = check_scores("uncertainty", uncertainty), check_scores("error", error)
     if uncertainty.shape != error.shape:
         raise ValueError(f"uncertainty and error must have as many rows; given {len(uncertainty)} and {len(error)}")
@@ -35,12 +35,12 @@ def risk_coverage(uncertainty: Tensor, error: Tensor) -> RiskCoverage:
 
 
 def risk_coverage_area(uncertainty: Tensor, error: Tensor) -> float:
-    """Area under the risk-coverage curve (AURC): the mean risk over coverages 1/N ... 1. Less is better."""
+    """Return the area under the risk-coverage curve (AURC), the mean risk over coverages 1/N ... 1; less is better."""
     return risk_coverage(uncertainty, error).risk.mean().item()
 
 
 def risk_at_coverage(uncertainty: Tensor, error: Tensor, coverages: Tensor) -> Tensor:
-    """Risk on the least uncertain rows at each coverage, which is rounded up to whole rows; [K].
+    """Return the risk [K] on the least uncertain rows at each coverage, which is rounded up to whole rows.
 
     Args:
         uncertainty: higher is refused first  # [N]

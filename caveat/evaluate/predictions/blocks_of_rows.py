@@ -11,7 +11,7 @@ __all__ = ["row_blocks"]
 
 
 def row_blocks(rows: Rows, size: int) -> Iterator[Batch]:
-    """All rows once, in order: whole batches joined until they hold at least `size` rows, or differ in shape."""
+    """Go through all rows once, in order, in batches joined until they hold `size` rows or more, or differ in shape."""
     waiting: list[Batch] = []
     for batch in rows.ordered():
         # Batches may have been padded to different lengths, and those cannot be joined.

@@ -22,7 +22,7 @@ _THUMBNAILS = 24  # images that are kept of a data set: rows that went wrong, th
 def predict_rows(
     posterior: Posterior, rows: Rows, *, draws: int | None = None, seed: int = 0, progress: bool = True
 ) -> dict[str, np.ndarray]:
-    """What a posterior says about rows without targets, as the arrays of a prediction file, [N, ...] each."""
+    """Predict rows without targets, and return the arrays of a prediction file, [N, ...] each."""
     with tqdm(total=len(rows), unit="row", desc="predict", delay=1.0, disable=not progress, leave=False) as bar:
         return prediction_arrays(posterior, rows, bar, has_targets=False, draws=draws, seed=seed)
 
@@ -37,12 +37,12 @@ def prediction_arrays(
     seed: int = 0,
     keep_samples: bool = False,
 ) -> dict[str, np.ndarray]:
-    """The columns of a data set with the numbers of its rows, thumbnails of images, and samples on request.
+    """Predict rows, and return their columns [N, ...] and numbers, thumbnails of images, and samples on request.
 
     Args:
         posterior: what predicts.
         rows: what it predicts.
-        bar: of the progress, which is moved on by every row.
+        bar: the progress bar, which counts rows.
         has_targets: whether the rows' targets are real ones, to be scored; else they are not read.
         draws: posterior draws a prediction; the method's default unless given.
         seed: of the draws.
@@ -77,14 +77,14 @@ def prediction_arrays(
 
 
 def row_uncertainty(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """One number a row, [N], that is high where a prediction is unsure: entropy, or the summed variance of numbers."""
+    """Return one number a row, [N], that is high where it is unsure: the entropy, or the summed variance of numbers."""
     if "entropy" in arrays:
         return arrays["entropy"].astype(np.float64)
     return arrays["variance"].astype(np.float64).reshape(len(arrays["variance"]), -1).sum(axis=1)
 
 
 def file_stem(name: str) -> str:
-    """The name of a data set as that of its file, without an ending."""
+    """Turn the name of a data set into that of its file, without an ending."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "data"
 
 

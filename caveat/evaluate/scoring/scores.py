@@ -67,7 +67,7 @@ class Scores:
 
 
 def score(kind: Kind, columns: Columns) -> dict[str, Score]:
-    """Every metric of data with targets, from the columns [N, ...] of their predictions."""
+    """Compute every metric of data with targets, from the columns [N, ...] of their predictions."""
     rows, targets = columns["rows"], columns["targets"]
 
     def mean(scores: Tensor) -> Score:
@@ -95,7 +95,7 @@ def score(kind: Kind, columns: Columns) -> dict[str, Score]:
 
 
 def score_outside(kind: Kind, inside: Columns, outside: Columns) -> dict[str, Score]:
-    """How well uncertainty tells data from outside apart, by all of it and by its epistemic part alone.
+    """Compute how well uncertainty tells data from outside apart, by all of it and by its epistemic part alone.
 
     Both arguments are the columns [N, ...] of predictions.
     """

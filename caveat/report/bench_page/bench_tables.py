@@ -28,14 +28,14 @@ ALL_SHIFTS = "all shifts"
 
 
 def bench_table(bench: SavedBench) -> str:
-    """One row for each data set, model and method; the best of each data set and model are marked."""
+    """Tabulate every data set, model and method; the best of each data set and model are marked."""
     columns = _columns(bench)
     scores = {
         group.index: [[_column_score(group, run, column) for column in columns] for run in group.done]
         for group in bench.groups
     }
-    every = [row for rows in scores.values() for row in rows]
-    measured = [i for i in range(len(columns)) if any(row[i].mean is not None for row in every)]
+    all_rows = [row for rows in scores.values() for row in rows]
+    measured = [i for i in range(len(columns)) if any(row[i].mean is not None for row in all_rows)]
     columns = [columns[i] for i in measured]
     lines = []
     for group in bench.groups:
@@ -54,15 +54,15 @@ def bench_table(bench: SavedBench) -> str:
 
 
 def _columns(bench: SavedBench) -> list[Column]:
-    every = [run for group in bench.groups for run in group.done]
+    all_runs = [run for group in bench.groups for run in group.done]
     kinds = list(dict.fromkeys(group.kind for group in bench.groups))
-    shifts = shift_families(every)
+    shifts = shift_families(all_runs)
     columns = [Column("clean", metric) for kind in kinds for metric in CLEAN[kind] + FIDELITY[kind]]
     for family in shifts if len(shifts) <= MOST_FAMILIES else [ALL_SHIFTS]:
         columns += [Column(family, metric) for kind in kinds for metric in CURVES[kind]]
     if len(shifts) > 1:
         columns.append(Column("over shifts", "rank"))
-    columns += [Column(name, OUTSIDE[kind]) for name in outside_sets(every) for kind in kinds]
+    columns += [Column(name, OUTSIDE[kind]) for name in outside_sets(all_runs) for kind in kinds]
     columns += [Column("cost", metric) for metric in COSTS]
     return list(dict.fromkeys(columns))
 
@@ -81,7 +81,7 @@ def _column_score(group: BenchGroup, run: SavedRun, column: Column) -> MeanAndEr
 
 
 def fidelity_tables(group: BenchGroup) -> str:
-    """Closeness to the reference, methods by conditions; nothing where no reference was given."""
+    """Tabulate closeness to the reference, methods by conditions; nothing where no reference was given."""
     tables = ""
     for metric in FIDELITY[group.kind]:
         names = [
@@ -99,7 +99,7 @@ def fidelity_tables(group: BenchGroup) -> str:
 
 
 def between_table(group: BenchGroup) -> str:
-    """How far the methods' predictions on clean rows lie from each other, seed by seed, then averaged."""
+    """Tabulate how far the methods' predictions on clean rows lie from each other, averaged over seeds."""
     style = styles(group.runs)
     scores = [[_between(group, one.label, other.label) for other in group.done] for one in group.done]
     heads = [f"{swatch(style[run.label])}{escape(run.label)}" for run in group.done]
@@ -138,9 +138,9 @@ def _matrix(
 ) -> str:
     """Methods down, `heads` across; the stronger the colour, the nearer. A column that is a method hides with it."""
     style = styles(group.runs)
-    every = [score for row in scores for score in row]
+    all_scores = [score for row in scores for score in row]
     # Distances between methods can be compared across columns, those of different data sets cannot.
-    shaded = [[row[i] for row in scores] if owner is None else every for i, owner in enumerate(columns)]
+    shaded = [[row[i] for row in scores] if owner is None else all_scores for i, owner in enumerate(columns)]
     known = [[score.mean for score in column if score.mean is not None] for column in shaded]
     ends = [(min(column), max(column)) if column else (0.0, 0.0) for column in known]
     owner = ["" if index is None else f' data-run="{index}"' for index in columns]

@@ -26,7 +26,7 @@ BINS = 24  # of a histogram
 
 
 def calibration_plots(group: BenchGroup) -> list[Plot]:
-    """Accuracy against confidence, one panel a method: clean rows, and those of all shifts together."""
+    """Draw accuracy against confidence, one panel a method: clean rows, and those of all shifts together."""
     plots = []
     for run in group.done:
         shifted = [data.name for family in run.shifts.values() for data in family]
@@ -45,7 +45,7 @@ def _diagram(cells: Sequence[SavedCell], names: Sequence[str]) -> Reliability:
 
 
 def rejection_plot(group: BenchGroup, title: str, names: Sequence[str]) -> Plot:
-    """Accuracy (or RMSE) on the rows that are left, against the share rejected, the most uncertain first."""
+    """Draw accuracy (or RMSE) on the rows that are left against the share rejected, the most uncertain first."""
     is_class = group.kind == "classification"
     score = "accuracy" if is_class else "RMSE"
     form = ".2%" if is_class else ".4~g"
@@ -79,7 +79,7 @@ def _mean_of_row(values: np.ndarray) -> np.ndarray:
 
 
 def histogram_plots(group: BenchGroup, name: str) -> list[Plot]:
-    """How unsure each method is of clean rows and of one set from outside, all seeds together."""
+    """Draw how unsure each method is of clean rows and of one set from outside, all seeds together."""
     values = {}
     for run in group.done:
         pairs = [_clean_and_outside(cell, name) for cell in _scored_on(group, run, name)]
@@ -108,7 +108,7 @@ def _clean_and_outside(cell: SavedCell, name: str) -> tuple[np.ndarray, np.ndarr
 
 
 def roc_plot(group: BenchGroup, name: str) -> Plot:
-    """Rows from outside that are noticed, against clean rows that are taken for such, at every threshold."""
+    """Draw the share of rows from outside that are noticed against that of clean rows taken for such."""
     traces, words = [], []
     for run in group.done:
         cells = _scored_on(group, run, name)

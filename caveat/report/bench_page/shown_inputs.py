@@ -1,6 +1,6 @@
 """What methods say of single inputs: images that they disagree about, and toy data of one or two dimensions.
 
-All is of one seed, the first that every method has.
+Everything is of one seed, the first that every method has.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def _first_common_seed(group: BenchGroup) -> dict[str, SavedRun]:
 
 
 def disagreement_gallery(group: BenchGroup) -> str:
-    """The images of every condition that the methods disagree most about."""
+    """Show the images of every condition that the methods disagree most about."""
     runs = _first_common_seed(group)
     if group.kind != "classification" or len(runs) < 2:
         return ""
     names = [data.name for data in next(iter(runs.values())).data]
-    every = [_most_disputed(group, runs, name) for name in names]
-    shown = [exhibit for exhibit in every if exhibit is not None]
+    candidates = [_most_disputed(group, runs, name) for name in names]
+    shown = [exhibit for exhibit in candidates if exhibit is not None]
     return "".join(exhibit_fold(group.runs, exhibit, index == 0) for index, exhibit in enumerate(shown))
 
 
@@ -45,29 +45,29 @@ def _most_disputed(group: BenchGroup, runs: dict[str, SavedRun], name: str) -> E
     if "images" not in inputs or inputs["images"].shape[-1] not in (1, 3):
         return None
     predictions = {label: matched(data, first)[0] for label, data in by_label.items()}
-    kept, positions = _predicted_inputs(inputs["rows"], first)
+    predicted, positions = _predicted_inputs(inputs["rows"], first)
     probs = np.stack([arrays["probs"][positions] for arrays in predictions.values()]).astype(np.float64)  # [M, K, C]
     order = np.argsort(-disagreement(probs), kind="stable")[:SHOWN]
-    images = inputs["images"][kept[order]]
+    images = inputs["images"][predicted[order]]
     images = images[..., 0] if images.shape[-1] == 1 else images
     return Exhibit(name, positions[order], list(images), predictions, first.predictions.get("targets"))
 
 
 def _predicted_inputs(rows: np.ndarray, data: SavedData) -> tuple[np.ndarray, np.ndarray]:
     """Which of the inputs with these row numbers have a prediction, and where in the prediction file; [K] each."""
-    _, kept, positions = np.intersect1d(rows, data.predictions["rows"], return_indices=True)
-    return kept, positions
+    _, predicted, positions = np.intersect1d(rows, data.predictions["rows"], return_indices=True)
+    return predicted, positions
 
 
 def toy_plots(group: BenchGroup) -> list[Plot]:
-    """Predictions over the input space, one panel a method, where the data have one or two inputs."""
+    """Draw predictions over the input space, one panel a method, where the data have one or two inputs."""
     plots = []
     for label, run in _first_common_seed(group).items():
         inputs = group.shown_inputs(run.clean) if run.clean else {}
         if run.clean is None or "x" not in inputs or inputs["x"].ndim != 2 or inputs["x"].shape[1] > 2:
             return []
-        kept, positions = _predicted_inputs(inputs["rows"], run.clean)
-        x = inputs["x"][kept]
+        predicted, positions = _predicted_inputs(inputs["rows"], run.clean)
+        x = inputs["x"][predicted]
         arrays = {key: value[positions] for key, value in run.clean.predictions.items() if "thumbnail" not in key}
         # The second of two inputs may be a feature of the first, its square.
         one_dimensional = x.shape[1] == 1 or np.allclose(x[:, 1], x[:, 0] ** 2, atol=1e-3)
@@ -113,9 +113,9 @@ def _curve_panel(group: BenchGroup, label: str, x: np.ndarray, arrays: Arrays) -
 def _plane_panel(group: BenchGroup, label: str, x: np.ndarray, arrays: Arrays) -> Plot:
     """Inputs of a plane or a line: colour is how unsure the method is, a cross is a mistake."""
     go, style = graph_objects(), styles(group.runs)[label]
-    unsure = row_uncertainty(arrays)
-    wrong = arrays["probs"].argmax(1) != arrays["targets"] if "probs" in arrays else np.zeros(len(x), bool)
-    name = "entropy, nats" if "probs" in arrays else "variance"
+    unsure, is_class = row_uncertainty(arrays), group.kind == "classification"
+    wrong = arrays["probs"].argmax(1) != arrays["targets"] if is_class else np.zeros(len(x), bool)
+    name = "entropy, nats" if is_class else "variance"
     bar: dict[str, Any] = {"thickness": 10, "title": {"text": name, "side": "right"}, "outlinewidth": 0}
     points = go.Scatter(
         x=x[:, 0].astype(np.float32),
@@ -132,6 +132,7 @@ def _plane_panel(group: BenchGroup, label: str, x: np.ndarray, arrays: Arrays) -
         hovertemplate=f"{name} %{{customdata:.3~g}}<extra></extra>",
     )
     y = {"title": {"text": "Second input" if x.shape[1] > 1 else name}}
-    text = f"Uncertainty of {label} over the inputs: {name} from {format_number(float(unsure.min()))} to "
-    text += f"{format_number(float(unsure.max()))}; {int(wrong.sum())} of {len(x)} inputs shown are taken wrongly."
+    ends = f"{name} from {format_number(float(unsure.min()))} to {format_number(float(unsure.max()))}"
+    mistakes = f"; {int(wrong.sum())} of {len(x)} inputs shown are classified wrongly" if is_class else ""
+    text = f"Uncertainty of {label} over the inputs: {ends}{mistakes}."
     return Plot(label, text, figure([points], {"title": {"text": "First input"}}, y), style.index)

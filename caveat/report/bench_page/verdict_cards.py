@@ -24,7 +24,7 @@ FEW_SEEDS = 3  # with fewer an interval has little to go by
 
 
 def verdict_sections(bench: SavedBench) -> str:
-    """The sentences, method by method, then the gains that they rest on."""
+    """Show the sentences, method by method, then the gains that they rest on."""
     sentences = gains = ""
     many = len(bench.groups) > 1
     for group in bench.groups:
@@ -100,7 +100,7 @@ def _warning_note(group: BenchGroup, guards: Sequence[SavedGuard]) -> str:
 
 
 def method_sentence(method: str, guards: Sequence[SavedGuard]) -> tuple[str, str]:
-    """A word that sums up the verdicts on a method (worse, not, mixed, better), and the sentence that tells them."""
+    """Sum up the verdicts on a method in a word (worse, not, mixed, better) and in a sentence."""
     by_verdict: dict[str, list[SavedGuard]] = {
         verdict: [] for verdict in ("worse", "not distinguishable", "level", "better", "marked")
     }

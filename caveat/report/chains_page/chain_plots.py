@@ -20,12 +20,12 @@ RHAT_SHOWN = 1.1  # larger R-hats are counted in the last bar
 
 
 def chain_style(chain: int) -> Style:
-    """How one chain looks in every plot."""
+    """Return how one chain looks in every plot."""
     return palette_style(chain, chain)
 
 
 def trace_plot(title: str, draws: np.ndarray) -> Plot:
-    """A quantity [chains, draws] against the number of the draw: mixed chains look like one."""
+    """Draw a quantity [chains, draws] against the number of the draw; chains that have mixed look like one."""
     step = math.ceil(draws.shape[1] / MOST_POINTS)
     number = np.arange(draws.shape[1])[::step]
     traces = []
@@ -41,7 +41,7 @@ def trace_plot(title: str, draws: np.ndarray) -> Plot:
 
 
 def rank_plot(title: str, draws: np.ndarray) -> Plot:
-    """Where a chain's draws [chains, draws] rank among all: mixed chains have as many in every bar."""
+    """Draw where each chain's draws [chains, draws] rank among all; chains that have mixed fill every bar alike."""
     chains, length = draws.shape
     ranks = draws.ravel().argsort(kind="stable").argsort(kind="stable").reshape(chains, length)
     bins = min(max(length // 20, 2), RANK_BINS)
@@ -63,7 +63,7 @@ def rank_plot(title: str, draws: np.ndarray) -> Plot:
 
 
 def energy_plot(energy: np.ndarray) -> Plot:
-    """How energies are spread, and how far one draw moves them: with fresh momenta both should be about as wide."""
+    """Draw how energies [chains, draws] are spread, and how far one draw moves them: both should be about as wide."""
     marginal = (energy - energy.mean(1, keepdims=True)).ravel()
     change = np.diff(energy, axis=1).ravel()
     low, high = np.quantile(np.concatenate([marginal, change]), [0.001, 0.999])
@@ -93,7 +93,7 @@ def energy_plot(energy: np.ndarray) -> Plot:
 
 
 def rhat_plot(title: str, quantities: Quantities) -> Plot:
-    """All R-hats, and as a line what independent draws would give."""
+    """Draw all R-hats, and as a line what independent draws would give."""
     chains, draws, _ = quantities.draws.shape
     mixing = quantities.mixing()
     rhat = quantities.convergence.rhat.numpy()
@@ -107,7 +107,9 @@ def rhat_plot(title: str, quantities: Quantities) -> Plot:
     hover = "R-hat %{x:.4f}<br>%{y:.1%}<extra></extra>"
     go = graph_objects()
     colour = chain_style(0).faint(0.45)
-    bars = go.Bar(x=middles, y=share, marker={"color": colour, "line": {"width": 0}}, name="found", hovertemplate=hover)
+    bars = go.Bar(
+        x=middles, y=share, marker={"color": colour, "line": {"width": 0}}, name="these chains", hovertemplate=hover
+    )
     expected = go.Scatter(
         x=middles,
         y=null,
@@ -135,7 +137,7 @@ def rhat_plot(title: str, quantities: Quantities) -> Plot:
 
 
 def surface_plot(surface: Surface) -> Plot:
-    """How far the log posterior density lies below its highest point, on the plane through three draws."""
+    """Draw how far the log posterior density lies below its highest point, on the plane through three draws."""
     go = graph_objects()
     height = surface.log_density.numpy()
     drop = np.nanmax(height) - height

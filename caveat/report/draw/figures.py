@@ -73,7 +73,7 @@ class Plot:
 
 
 def styles(runs: Sequence[SavedRun]) -> dict[str, Style]:
-    """One style a run, the same everywhere: the first MAP is grey, the others take the palette in turn."""
+    """Give each run a style that is the same everywhere; the first MAP is grey, the others share the palette."""
     by_label: dict[str, Style] = {}
     turn = 0
     for index, run in enumerate(runs):
@@ -86,13 +86,13 @@ def styles(runs: Sequence[SavedRun]) -> dict[str, Style]:
 
 
 def palette_style(index: int, turn: int) -> Style:
-    """The style of what comes at `index`, with the colour and dash whose turn it is."""
+    """Return the style of the run or chain at `index`, with the colour and dash whose turn it is."""
     dash = DASHES[turn // len(COLOURS) % len(DASHES)]
     return Style(index, COLOURS[turn % len(COLOURS)], dash, SYMBOLS[index % len(SYMBOLS)])
 
 
 def graph_objects() -> Any:
-    """Plotly's graph objects, imported on first use."""
+    """Return plotly's graph objects, which are imported on first use."""
     try:
         import plotly.graph_objects
     except ImportError as error:
@@ -103,7 +103,7 @@ def graph_objects() -> Any:
 def figure(
     traces: list[Any], x: dict[str, Any], y: dict[str, Any], height: int = 300, layout: Mapping[str, Any] = PLAIN
 ) -> Any:
-    """A figure with the margins of the report; `x`, `y` and `layout` are plotly settings."""
+    """Make a figure with the margins of the report; `x`, `y` and `layout` are plotly settings."""
     go = graph_objects()
     return go.Figure(
         traces,
@@ -120,12 +120,12 @@ def figure(
 
 
 def safe(text: str) -> str:
-    """Text from a file, made harmless inside plotly's own markup and hover templates."""
+    """Make text from a file harmless inside plotly's markup and hover templates."""
     return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def line(style: Style, label: str, x: np.ndarray, y: np.ndarray, hover: str, markers: bool) -> Any:
-    """One run's curve through points x, y [N], where NaN leaves a gap; `hover` is a plotly template for a point."""
+    """Draw one run's curve through points x, y [N], where NaN leaves a gap; `hover` is a plotly template."""
     return graph_objects().Scatter(
         x=x.astype(np.float32),
         y=y.astype(np.float32),
@@ -139,7 +139,7 @@ def line(style: Style, label: str, x: np.ndarray, y: np.ndarray, hover: str, mar
 
 
 def band(style: Style, x: np.ndarray, means: np.ndarray, errors: np.ndarray) -> Any:
-    """One standard error above and below a curve; all arrays are [N]."""
+    """Shade one standard error above and below a curve; all arrays are [N]."""
     return graph_objects().Scatter(
         x=np.concatenate([x, x[::-1]]).astype(np.float32),
         y=np.concatenate([means + errors, (means - errors)[::-1]]).astype(np.float32),
@@ -153,7 +153,7 @@ def band(style: Style, x: np.ndarray, means: np.ndarray, errors: np.ndarray) -> 
 
 
 def diagonal() -> Any:
-    """The line of perfect calibration, from (0, 0) to (1, 1)."""
+    """Draw the line of perfect calibration, from (0, 0) to (1, 1)."""
     return {
         "type": "line",
         "x0": 0,

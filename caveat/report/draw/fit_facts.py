@@ -25,7 +25,7 @@ def fit_folds(runs: Sequence[SavedRun]) -> str:
 
 
 def warning_note(runs: Sequence[SavedRun], addition: str = "") -> str:
-    """Which fits warned, how often, and what is to be added (HTML); empty where none did."""
+    """Say which fits warned and how often, followed by `addition` (HTML); nothing where none warned."""
     counts = [f"{run.label} ({len(run.info['warnings'])})" for run in runs if run.info.get("warnings")]
     if not counts:
         return ""

@@ -84,10 +84,10 @@ def toggle_button(style: Style, label: str, noun: str) -> str:
 
 
 def legend(runs: Sequence[SavedRun], sets: Sequence[str] = ()) -> str:
-    """One button a run that hides and shows it everywhere, and one a data set where there are several."""
+    """Make the bar of buttons that hide and show runs, and data sets where there are several, everywhere."""
     buttons = "".join(toggle_button(style, label, "run") for label, style in styles(runs).items())
-    every = '<button type="button" data-toggle-all title="Hide or show all runs">all</button>'
-    bar = f'<div class="legend" role="group" aria-label="Runs: press to hide or show">{every}{buttons}'
+    all_runs = '<button type="button" data-toggle-all title="Hide or show all runs">all</button>'
+    bar = f'<div class="legend" role="group" aria-label="Runs: press to hide or show">{all_runs}{buttons}'
     if len(sets) > 1:
         bar += '<span class="between" aria-hidden="true"></span>'
         bar += "".join(

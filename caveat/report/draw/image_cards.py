@@ -34,7 +34,7 @@ class Exhibit:
 
 
 def exhibit_fold(runs: Sequence[SavedRun], exhibit: Exhibit, is_open: bool) -> str:
-    """One exhibit as cards that open and close."""
+    """Show an exhibit as cards, in a part that opens and closes."""
     shown = range(len(exhibit.positions))
     classes = next(iter(exhibit.predictions.values()))["probs"].shape[1]
     names = runs[0].class_names if len(runs[0].class_names) == classes else [str(i) for i in range(classes)]

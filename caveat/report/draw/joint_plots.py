@@ -20,7 +20,7 @@ __all__ = ["cost_plots", "gain_plot", "risk_coverage_plot", "severity_curves"]
 
 
 def severity_curves(runs: Sequence[SavedRun], family: str) -> list[Plot]:
-    """Each metric against the severity of one shift family, clean data at 0, with bands of one standard error."""
+    """Draw each metric against the severity of one shift family, clean data at 0, with bands of one standard error."""
     kind = runs[0].kind
     plots = [_severity_curve(runs, family, metric) for metric in (*CURVES[kind], FIDELITY[kind][-1])]
     return [plot for plot in plots if plot.figure.data]
@@ -58,7 +58,7 @@ def _with_clean(run: SavedRun, family: str) -> list[SavedData]:
 
 
 def risk_coverage_plot(runs: Sequence[SavedRun], title: str, names: Sequence[str]) -> Plot:
-    """Error rate on the rows kept, against the share kept, when the most uncertain are refused first."""
+    """Draw the error rate on the rows kept against the share kept, when the most uncertain are refused first."""
     style, traces, words = styles(runs), [], []
     for run in runs:
         arrays = [run.by_name[name].predictions for name in names if name in run.by_name]
@@ -79,7 +79,7 @@ def risk_coverage_plot(runs: Sequence[SavedRun], title: str, names: Sequence[str
 
 
 def gain_plot(runs: Sequence[SavedRun], answer: Answer) -> Plot:
-    """Each run's gain over the baseline with its 95% interval: left of zero is worse."""
+    """Draw each run's gain over the baseline with its 95% interval; left of zero is worse."""
     go, style = graph_objects(), styles(runs)
     traces, words = [], []
     for label, gain in reversed(answer.against_baseline.items()):
@@ -119,7 +119,7 @@ COST_TITLES = {  # cost -> the title of its plot, and of its axis
 
 
 def cost_plots(runs: Sequence[SavedRun]) -> list[Plot]:
-    """NLL on clean data against what a run cost, for every cost in which the runs differ."""
+    """Draw the NLL on clean data against what a run cost, one plot for every cost in which the runs differ."""
     return [
         _cost_plot(runs, key) for key in COST_TITLES if len({run.info.get(key) or None for run in runs} - {None}) > 1
     ]

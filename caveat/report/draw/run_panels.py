@@ -44,7 +44,7 @@ SHOWN_ROWS = 150
 
 
 def reliability_panels(runs: Sequence[SavedRun]) -> list[Plot]:
-    """Accuracy against confidence: clean data as filled marks, all shifted data together as open marks."""
+    """Draw accuracy against confidence: clean data as filled marks, all shifted data together as open marks."""
     plots = []
     for run in runs:
         names = {name for family in run.shifts for name in shared_names(runs, family)}
@@ -56,7 +56,7 @@ def reliability_panels(runs: Sequence[SavedRun]) -> list[Plot]:
 
 
 def reliability_panel(run: SavedRun, style: Style, diagrams: Mapping[str, Reliability]) -> Plot:
-    """The panel of one run; the diagrams are of `clean` and of `shifted` data."""
+    """Draw the reliability diagrams of one run on `clean` and on `shifted` data."""
     traces = [_reliability_trace(style, name, diagram) for name, diagram in diagrams.items()]
     words = [f"on {name} data {_calibration_words(diagram)}" for name, diagram in diagrams.items()]
     ece = run.clean.metrics.get("ece", UNKNOWN).mean if run.clean else None
@@ -105,7 +105,7 @@ def _calibration_words(diagram: Reliability) -> str:
 
 
 def entropy_panels(runs: Sequence[SavedRun], name: str) -> list[Plot]:
-    """Histograms of uncertainty on clean data (filled) and on one out-of-distribution set (line)."""
+    """Draw histograms of uncertainty on clean data (filled) and on one out-of-distribution set (line)."""
     shown = [run for run in runs if run.clean and name in run.by_name and "probs" in run.by_name[name].predictions]
     if not shown:
         return []
@@ -120,7 +120,7 @@ def entropy_panels(runs: Sequence[SavedRun], name: str) -> list[Plot]:
 def histogram_panels(
     runs: Sequence[SavedRun], name: str, values: Mapping[str, Sequence[np.ndarray]], edges: np.ndarray, axis: str
 ) -> list[Plot]:
-    """One panel a run, all with the same axes.
+    """Draw histograms of uncertainty, one panel a run, all with the same axes.
 
     `values` are, by label, the uncertainties about clean rows and about those of the set `name`, [N] and [M].
     """
@@ -165,7 +165,7 @@ def _histogram_panel(
 
 
 def coverage_plot(runs: Sequence[SavedRun], title: str, names: Sequence[str]) -> Plot:
-    """Share of targets inside the central interval of each nominal level, all runs together."""
+    """Draw the share of targets inside the central interval of each nominal level, all runs together."""
     traces, words = [], []
     for run in runs:
         style = styles(runs)[run.label]
@@ -183,7 +183,7 @@ def coverage_plot(runs: Sequence[SavedRun], title: str, names: Sequence[str]) ->
 
 
 def interval_panels(runs: Sequence[SavedRun]) -> list[Plot]:
-    """Predicted against true on clean data, with 90% intervals; crosses are targets outside theirs."""
+    """Draw predicted against true values of clean data with 90% intervals; crosses are targets outside theirs."""
     arrays = {run.label: run.clean.predictions for run in runs if run.clean}
     if not arrays:
         return []

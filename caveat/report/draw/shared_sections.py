@@ -17,14 +17,14 @@ OPEN_FAMILIES = 3  # further shift families are folded
 
 
 def severity_folds(runs: Sequence[SavedRun], families: Sequence[str]) -> str:
-    """Curves against severity, one part that opens and closes for each shift family that has any."""
+    """Draw curves against severity, in one part that opens and closes for each shift family that has any."""
     drawn = [(family, severity_curves(runs, family)) for family in families]
     shown = [(family, plots) for family, plots in drawn if plots]
     return "".join(fold(family, "", plot_grid(plots), i < OPEN_FAMILIES) for i, (family, plots) in enumerate(shown))
 
 
 def verdict_list(answer: Answer, base: str) -> str:
-    """Which runs are better than the baseline, not distinguishable from it, and worse."""
+    """List which runs are better than the baseline, not distinguishable from it, and worse."""
     words = {
         "better": f"Better than {base}",
         "level": f"Level with {base} to the digits shown",

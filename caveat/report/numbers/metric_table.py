@@ -49,7 +49,7 @@ class Column:
 
 @dataclass(frozen=True)
 class MetricTable:
-    """One row a run; `cells[row][column]`."""
+    """The table of results with one row a run; a value is at `cells[row][column]`."""
 
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -68,7 +68,7 @@ class MetricTable:
 
 
 def table(runs: Sequence[SavedRun]) -> MetricTable:
-    """Metrics on clean data, their mean over each shift family, OOD AUROC, and the cost of each run."""
+    """Tabulate metrics on clean data, their mean over each shift family, OOD AUROC, and the cost of each run."""
     kind = runs[0].kind
     columns = [Column("clean", metric) for metric in CLEAN[kind] + FIDELITY[kind]]
     columns += [Column(family, metric) for family in shift_families(runs) for metric in CURVES[kind] + FIDELITY[kind]]

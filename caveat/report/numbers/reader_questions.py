@@ -43,14 +43,14 @@ class Answer:
 
 
 def baseline(runs: Sequence[SavedRun]) -> SavedRun | None:
-    """The MAP run that the others are compared with: the first there is."""
+    """Return the MAP run that the others are compared with, which is the first there is."""
     return next((run for run in runs if run.method == "map"), None)
 
 
 def answers(runs: Sequence[SavedRun]) -> list[Answer]:
-    """One answer each for clean data, shifted data, and every out-of-distribution set, where there are any."""
-    every = (_answer(question, runs) for question in _questions(runs))
-    return [answer for answer in every if answer is not None]
+    """Answer one question each about clean data, shifted data, and every out-of-distribution set, if there are any."""
+    candidates = (_answer(question, runs) for question in _questions(runs))
+    return [answer for answer in candidates if answer is not None]
 
 
 def _questions(runs: Sequence[SavedRun]) -> list[Question]:
@@ -101,8 +101,8 @@ def _answer(question: Question, runs: Sequence[SavedRun]) -> Answer | None:
         sentences.append(f"No finite {question.metric} for {joined_by_and(infinite)}.")
     if unscored:
         sentences.append(f"{joined_by_and(unscored)} {'was' if len(unscored) == 1 else 'were'} not scored on it.")
-    every = {scored.name for run in runs for family in run.shifts.values() for scored in family}
-    if question.names and set(question.names) < every:
+    all_shifted = {data.name for run in runs for family in run.shifts.values() for data in family}
+    if question.names and set(question.names) < all_shifted:
         many = f"the {len(question.names)} shifted sets that all runs with shifts have"
         sentences.append(f"Over {joined_by_and(question.names) if len(question.names) <= MOST_NAMED else many} alone.")
     base = baseline(runs)
@@ -137,6 +137,6 @@ def _runner_up(question: Question, best: SavedRun, second: SavedRun) -> str:
 
 
 def verdicts(answer: Answer) -> dict[str, list[str]]:
-    """Labels by verdict against the baseline, in the order better, level, not distinguishable, worse."""
+    """Sort labels by their verdict against the baseline: better, level, not distinguishable, worse, in this order."""
     order = ("better", "level", "not distinguishable", "worse")
     return {word: [label for label, gain in answer.against_baseline.items() if gain.verdict == word] for word in order}

@@ -14,7 +14,7 @@ __all__ = ["auroc_gain", "log_prob_gain"]
 
 
 def log_prob_gain(run: SavedRun, other: SavedRun, names: Sequence[str]) -> Gain | None:
-    """Gain in log-likelihood, nats a row, averaged over the data sets named; None where one is missing or infinite."""
+    """Return the gain in log-likelihood, nats a row, averaged over data sets; None where one is missing or infinite."""
     if not all(name in run.by_name and name in other.by_name for name in names):
         return None
     pairs = [matched(run.by_name[name], other.by_name[name]) for name in names]
@@ -23,7 +23,7 @@ def log_prob_gain(run: SavedRun, other: SavedRun, names: Sequence[str]) -> Gain 
 
 
 def auroc_gain(run: SavedRun, other: SavedRun, name: str) -> Gain | None:
-    """Gain in AUROC of telling the data set `name` from clean data; None where a run lacks either."""
+    """Return the gain in AUROC of telling the data set `name` from clean data; None where a run lacks either."""
     if run.clean is None or other.clean is None or name not in run.by_name or name not in other.by_name:
         return None
     if run.clean.name != other.clean.name:

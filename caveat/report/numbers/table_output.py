@@ -17,7 +17,7 @@ __all__ = ["format_text", "write_csv"]
 
 
 def format_text(table: MetricTable, width: int = 100) -> str:
-    """The table as aligned plain text, in blocks no wider than `width`; * marks the best of a column."""
+    """Write the table as aligned plain text, in blocks no wider than `width`; * marks the best of a column."""
     names = ["", "", *table.labels]
     label_width = max(map(len, names))
     blocks: list[list[str]] = []

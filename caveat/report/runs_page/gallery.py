@@ -20,14 +20,14 @@ OUTSIDE_SHOWN = 6
 
 
 def exhibits(runs: Sequence[SavedRun]) -> list[Exhibit]:
-    """One exhibit for clean data, for the middle severity of each family, and for each out-of-distribution set."""
+    """Choose images of clean data, of the middle severity of each family, and of each out-of-distribution set."""
     names = [run.clean.name for run in runs if run.clean]
     for run in runs:
         with_images = [[data.name for data in family if _has_images(runs, data.name)] for family in run.shifts.values()]
         names += [family[len(family) // 2] for family in with_images if family]
         names += [data.name for data in run.outside]
-    every = (_surest_mistakes(runs, name) for name in dict.fromkeys(names) if _has_images(runs, name))
-    return [exhibit for exhibit in every if len(exhibit.positions)]
+    candidates = (_surest_mistakes(runs, name) for name in dict.fromkeys(names) if _has_images(runs, name))
+    return [exhibit for exhibit in candidates if len(exhibit.positions)]
 
 
 def _has_images(runs: Sequence[SavedRun], name: str) -> bool:
@@ -57,7 +57,7 @@ def _surest_mistakes(runs: Sequence[SavedRun], name: str) -> Exhibit:
 
 
 def gallery_section(runs: Sequence[SavedRun]) -> str:
-    """Every exhibit as cards; the first is open."""
+    """Show every exhibit as cards; the first is open."""
     body = "".join(exhibit_fold(runs, exhibit, index == 0) for index, exhibit in enumerate(exhibits(runs)))
     lead = (
         "Images that at least one run gets wrong, the most surely wrong first; of data from elsewhere, those that the "

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def summary_section(runs: Sequence[SavedRun]) -> str:
-    """The best run for each question, and how every run compares with the baseline."""
+    """Say which run is best for each question, and how every run compares with the baseline."""
     every_answer, style = answers(runs), styles(runs)
     cards = "".join(
         f'<article class="answer" style="--colour:{style[answer.best].colour}"><h3>{escape(answer.question)}</h3>'
@@ -81,7 +81,7 @@ def _against_baseline(runs: Sequence[SavedRun], every_answer: Sequence[Answer]) 
 
 
 def table_section(runs: Sequence[SavedRun]) -> str:
-    """The results table, sortable by its column heads."""
+    """Show the results table, which the reader sorts by its column heads."""
     table, style = metrics_table(runs), styles(runs)
     best = [table.best(index) for index in range(len(table.columns))]
     lines = [
@@ -98,7 +98,7 @@ def table_section(runs: Sequence[SavedRun]) -> str:
 
 
 def shift_section(runs: Sequence[SavedRun]) -> str:
-    """Curves against severity for each family."""
+    """Show curves against severity for each shift family."""
     lead = (
         "The same test rows, made harder step by step. A good posterior grows unsure as it grows wrong. "
         "Bands are one standard error."
@@ -107,7 +107,7 @@ def shift_section(runs: Sequence[SavedRun]) -> str:
 
 
 def classification_sections(runs: Sequence[SavedRun]) -> str:
-    """Reliability, entropy out of distribution, risk against coverage."""
+    """Show reliability, entropy out of distribution, and risk against coverage."""
     reliability_lead = (
         "Points on the dotted line are calibrated; below it, the network is over-confident. Larger points hold more "
         "rows; bars are one standard error; bins of fewer than five rows are left out."
@@ -132,7 +132,7 @@ def classification_sections(runs: Sequence[SavedRun]) -> str:
 
 
 def regression_sections(runs: Sequence[SavedRun]) -> str:
-    """Coverage against nominal level, and predictions with their intervals."""
+    """Show coverage against nominal level, and predictions with their intervals."""
     coverage_lead = (
         "Share of targets inside the central interval of each level. Below the dotted line intervals are too narrow, "
         "above it too wide."
@@ -148,13 +148,13 @@ def regression_sections(runs: Sequence[SavedRun]) -> str:
 
 
 def cost_section(runs: Sequence[SavedRun]) -> str:
-    """Quality against cost."""
+    """Show quality against cost."""
     lead = "Down and to the left is better: a lower NLL for less. Bars are one standard error."
     return section("cost", "What it costs", lead, plot_grid(cost_plots(runs)))
 
 
 def configuration_section(runs: Sequence[SavedRun]) -> str:
-    """How every run was fitted, folded away."""
+    """Show how every run was fitted, folded away."""
     return section(
         "configuration", "How they were fitted", "Every knob, warning and version, run by run.", fit_folds(runs)
     )

@@ -35,11 +35,11 @@ class SavedCell:
     files: CellFiles
 
     def row_scores(self, name: str) -> Arrays:
-        """A few numbers for every row of a data set, [N] each, see `caveat.bench.rows`."""
+        """Read a few numbers for every row of a data set, [N] each; `caveat.bench.rows` says which."""
         return self.files.row_scores(self.run.by_name[name].path)
 
     def row_uncertainty(self, name: str) -> np.ndarray:
-        """The entropy or the variance of every row of a data set, [N], float64."""
+        """Read the entropy or the variance of every row of a data set, [N], float64."""
         column = "entropy" if self.run.kind == "classification" else "variance"
         return self.row_scores(name)[column].astype(np.float64)
 
@@ -79,7 +79,7 @@ class BenchGroup:
         return [self.cells[method][seed] for seed in sorted(self.cells[method])]
 
     def score(self, method: str, names: Sequence[str], metric: str) -> MeanAndError:
-        """A metric averaged over conditions, seed by seed, then over seeds."""
+        """Average a metric over conditions, seed by seed, then over seeds."""
         means = []
         for cell in self.seeds(method):
             known = all(name in cell.run.by_name for name in names)
@@ -87,7 +87,7 @@ class BenchGroup:
         return over_seeds(means)
 
     def shown_inputs(self, data: SavedData) -> Arrays:
-        """`rows` with `images` or `x`: inputs of one condition that were kept to be looked at, where there are any."""
+        """Read the inputs of one condition that were kept to be looked at: `rows` with `images` or `x`, [K, ...]."""
         path = self.inputs / data.path.name
         if not path.exists():
             return {}

@@ -24,37 +24,37 @@ __all__ = [
 
 
 def shift_families(runs: Iterable[SavedRun]) -> list[str]:
-    """The shift families of all runs, in the order they come."""
+    """List the shift families of all runs, in the order they come."""
     return list(dict.fromkeys(family for run in runs for family in run.shifts))
 
 
 def outside_sets(runs: Iterable[SavedRun]) -> list[str]:
-    """The names of the out-of-distribution sets of all runs, in the order they come."""
+    """List the out-of-distribution sets of all runs by name, in the order they come."""
     return list(dict.fromkeys(data.name for run in runs for data in run.outside))
 
 
 def clean_of(runs: Sequence[SavedRun], run: SavedRun) -> SavedData | None:
-    """The clean data of a run, where they are those of the first run."""
+    """Return the clean data of a run, where they are those of the first run."""
     first = next((one.clean.name for one in runs if one.clean), None)
     return run.clean if run.clean and run.clean.name == first else None
 
 
 def shared_names(runs: Sequence[SavedRun], family: str) -> list[str]:
-    """The data sets of a shift that every run with this shift was scored on, mildest first."""
-    having = [run for run in runs if family in run.shifts]
-    names = [data.name for data in having[0].shifts[family]] if having else []
-    return [name for name in names if all(name in run.by_name for run in having)]
+    """List the data sets of a shift that every run with this shift was scored on, mildest first."""
+    shifted = [run for run in runs if family in run.shifts]
+    names = [data.name for data in shifted[0].shifts[family]] if shifted else []
+    return [name for name in names if all(name in run.by_name for run in shifted)]
 
 
 def shared_shifts(runs: Sequence[SavedRun]) -> list[str]:
-    """The shifted data sets of all kinds that every run with any shift was scored on."""
-    having = [run for run in runs if run.shifts]
-    names = [data.name for family in having[0].shifts.values() for data in family] if having else []
-    return [name for name in names if all(name in run.by_name for run in having)]
+    """List the shifted data sets of all families that every run with any shift was scored on."""
+    shifted = [run for run in runs if run.shifts]
+    names = [data.name for family in shifted[0].shifts.values() for data in family] if shifted else []
+    return [name for name in names if all(name in run.by_name for run in shifted)]
 
 
 def data_by_title(runs: Sequence[SavedRun]) -> list[tuple[str, list[str]]]:
-    """Titles and names of data that are shown together: the clean set, and each family at all severities."""
+    """List the data that are shown together, as titles and names: the clean set, and each family at all severities."""
     groups = [("clean data", [run.clean.name]) for run in runs if run.clean][:1]
     for family in shift_families(runs):
         names = shared_names(runs, family)
@@ -67,7 +67,7 @@ def data_by_title(runs: Sequence[SavedRun]) -> list[tuple[str, list[str]]]:
 
 
 def left_out_notes(runs: Sequence[SavedRun]) -> list[str]:
-    """A sentence for everything that some runs were scored on and others not."""
+    """Write a sentence for everything that some runs were scored on and others not."""
     first = next((run.clean.name for run in runs if run.clean), None)
     notes = [
         f"{first}: {run.label} was scored on {run.clean.name} instead, which is left out."
@@ -105,7 +105,7 @@ def _averaged_over(runs: Sequence[SavedRun], family: str) -> str:
 
 
 def reference_notes(runs: Sequence[SavedRun]) -> list[str]:
-    """A sentence for everything but the method in which runs differ from the reference they were compared with."""
+    """Write a sentence for everything but the method in which runs differ from the reference."""
     labels_by_notes: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         labels_by_notes.setdefault(run.notes, []).append(run.label)

@@ -121,7 +121,7 @@ class SavedRun:
 
 
 def read(folder: str | Path) -> list[SavedRun]:
-    """Every run of a results folder, MAP first (the baseline), the others by folder name."""
+    """Read every run of a results folder: MAP first, which is the baseline, the others by the names of folders."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the results folder that `caveat evaluate` wrote")
@@ -136,7 +136,7 @@ def read(folder: str | Path) -> list[SavedRun]:
 
 
 def _read_run(path: Path) -> SavedRun:
-    """The run that a metrics.json describes; the file may have been written by hand, so it carries no checksum."""
+    """Read the run that a metrics.json describes, whether `caveat evaluate` wrote it or a person did."""
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON, write null")
@@ -152,7 +152,7 @@ def _read_run(path: Path) -> SavedRun:
 
 
 def run_of(content: dict[str, Any], path: Path) -> SavedRun:
-    """The run that the content of a metrics.json describes; what is amiss in it is refused with the file's path."""
+    """Build the run that the content of a metrics.json describes; what is amiss in it is refused with its path."""
     try:
         return _checked_run(content, path.parent)
     except KeyError as error:
@@ -210,7 +210,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def matched(data: SavedData, other: SavedData) -> tuple[Arrays, Arrays]:
-    """The predictions of two runs on one data set, refused where they are not about the same rows."""
+    """Return the predictions of two runs on one data set, and refuse those that are not about the same rows."""
     ours, theirs = data.predictions, other.predictions
     for key in ("rows", "targets"):
         if key in ours and key in theirs and not np.array_equal(ours[key], theirs[key]):
@@ -219,7 +219,7 @@ def matched(data: SavedData, other: SavedData) -> tuple[Arrays, Arrays]:
 
 
 def mean_over_data(data: Sequence[SavedData], metric: str) -> MeanAndError:
-    """The mean of a metric over data sets; unknown where one of them has no value."""
+    """Average a metric over data sets; the mean is unknown where one of them has no value."""
     return over_conditions([one.metrics.get(metric, UNKNOWN) for one in data])
 
 
