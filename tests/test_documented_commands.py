@@ -11,6 +11,7 @@ import pytest
 from torch.utils.data import TensorDataset
 
 from caveat import cli, data
+from caveat.cli.commands import VERBS
 from caveat.methods import Checks
 from caveat.recipe import Recipe
 
@@ -63,9 +64,8 @@ def first_rows(source: str) -> data.DataSet:
 def understood(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the command line would run, in place of running it."""
     found: list[tuple[Any, ...]] = []
-    for verb in vars(cli).values():
-        if dataclasses.is_dataclass(verb) and hasattr(verb, "run"):
-            monkeypatch.setattr(verb, "run", lambda *given: found.append(given))
+    for verb in VERBS:
+        monkeypatch.setattr(verb, "run", lambda *given: found.append(given))
     return found
 
 
