@@ -1,6 +1,5 @@
 """A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
-import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,11 @@ from caveat.data.dataset import unprepare
 from caveat.data.own import listed, read_own, read_own_inputs
 from caveat.data.sets import own_path
 from caveat.data.tables import Known
+from caveat.files import named_function, names_function
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
 from caveat.posterior import load as load_posterior
-from caveat.priors import GaussianPrior
+from caveat.priors import Prior
 from caveat.randomness import seeded
 from caveat.rows import Rows
 from caveat.storage import read_json
@@ -54,18 +54,14 @@ class Recipe:
         name = data.likelihood if likelihood == "auto" else likelihood
         width = 2 * data.n_outputs if name == "heteroscedastic" else data.n_outputs
         shape = tuple(data.train.tensors[0].shape[1:])
-        # Paths are kept whole, so that the posterior can be used from another folder.
-        if ".py:" in model:
-            path, function = model.rsplit(":", 1)
-            model = f"{Path(path).resolve()}:{function}"
-        own = own_path(source)
-        source = source if own is None else str(own.resolve())
-        return Recipe(source, model, name, shape, width, data.class_names, data.preprocessing)
+        path = own_path(source)
+        source = _whole_path(source) if path is None else str(path.resolve())
+        return Recipe(source, _whole_path(model), name, shape, width, data.class_names, data.preprocessing)
 
     def module(self, seed: int) -> nn.Module:
         """A fresh module, its initial weights drawn by a seed."""
         with seeded(seed):
-            if ".py:" in self.model:
+            if names_function(self.model):
                 return _from_file(self.model)
             return models.for_data(self.model, self.input_shape, self.n_outputs)
 
@@ -74,18 +70,18 @@ class Recipe:
         data: DataSet,
         *,
         seed: int,
-        prior_precision: float,
+        prior: Prior,
         parameters: str,
         validation: float,
         augment: Augment | None = None,
     ) -> Task:
-        """The task: this model on the training rows."""
+        """The task: this model on the training rows; `validation` is a share of them where the data have none."""
         return Task(
             self.module(seed),
             data.train,
             _LIKELIHOODS[self.likelihood],
-            GaussianPrior(prior_precision),
-            validation=validation or None,
+            prior,
+            validation=(validation or None) if data.validation is None else data.validation,
             parameters=parameters,
             augment=augment,
         )
@@ -99,7 +95,7 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     if content is None:
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
-    if ".py:" in content["model"]:  # those of the package are where they were
+    if names_function(content["model"]):  # those of the package are where they were
         lists["model"] = model or _found(folder, content["model"])
     recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
@@ -206,10 +202,16 @@ def _targets(recipe: Recipe, y: Tensor, data: DataSet, name: str) -> Tensor:
     return labels.float().unsqueeze(1) if recipe.likelihood == "bernoulli" else labels
 
 
+def _whole_path(source: str) -> str:
+    """A name as it is; a path from the root, so that the posterior can be used from another folder."""
+    if names_function(source):
+        path, _, function = source.rpartition(":")
+        return f"{Path(path).resolve()}:{function}"
+    return source
+
+
 def _found(folder: Path, model: str) -> str:
     """The stored model; where its file is gone, the file of that name in the current folder."""
-    if ".py:" not in model:
-        return model
     path, function = model.rsplit(":", 1)
     here = Path(path).name
     if Path(path).is_file():
@@ -222,15 +224,12 @@ def _found(folder: Path, model: str) -> str:
 
 
 def _from_file(reference: str) -> nn.Module:
-    path, name = reference.rsplit(":", 1)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise FileNotFoundError(f"--model {reference}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise ValueError(f"--model {reference}: {path} has no function {name}")
-    built = getattr(module, name)()
+    try:
+        function = named_function(reference)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"--model {error}") from error
+    built = function()
     if not isinstance(built, nn.Module):
+        name = reference.rpartition(":")[2]
         raise ValueError(f"--model {reference}: {name}() returned a {type(built).__name__}, not a torch module")
     return built

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caveat.bench.experiment import MAP
+from caveat.bench.plan import MAP
 from caveat.bench.results import Result, Row
 
 __all__ = ["Guard", "guard_text", "guards"]
@@ -90,7 +90,7 @@ def guards(comparisons: Sequence[Row], with_map: Sequence[Row] = (), results: Se
         )
         baseline, over = rows[0]["baseline"], rows[0]["over"]
         here = [r for r in results if (r.cell.data.label, r.cell.model) == (data, model)]
-        said = _warned(here), tuple(dict.fromkeys(note for result in here for note in result.notes))
+        said = _warned(here), tuple(dict.fromkeys(note for result in here for note in result.saved.notes))
         found.append(Guard(data, model, shift, role, metric, baseline, verdicts, intervals, marked, over, *said))
     return found
 
@@ -105,7 +105,7 @@ def _warned(results: Sequence[Result]) -> dict[str, tuple[str, ...]]:
     warned: dict[str, list[str]] = {}
     for result in results:
         texts = warned.setdefault(result.cell.label, [])
-        texts += [text for text in result.warnings if text not in texts]
+        texts += [text for text in result.saved.warnings if text not in texts]
     return {method: tuple(texts) for method, texts in warned.items() if texts}
 
 

@@ -21,6 +21,7 @@ class Bench(Verb):
 
     out: Path | None = None  # folder of the results; results/<name of the file> unless given
     jobs: Count = 1  # cells at a time, each in its own process; the threads are divided among them
+    cells: tuple[str, ...] = ("*",)  # only those that match, and what they need: data/model/method/seed
     dry_run: bool = False  # only show the grid, with the time and memory it will take
     parquet: bool = False  # write the tables as parquet too; needs pyarrow
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
@@ -40,7 +41,7 @@ class Bench(Verb):
         place = bench.Place(out, common.place(), self.data_dir, progress=not common.quiet)
         if self.dry_run:
             experiment = bench.read_experiment(file)
-            grid = bench.estimates(experiment, bench.cells_of(experiment), place)
+            grid = bench.estimates(experiment, bench.select(bench.cells_of(experiment), self.cells), place)
             common.show({"grid": [dataclasses.asdict(e) for e in grid]}, bench.estimate_text(grid, self.jobs))
             return
 
@@ -48,7 +49,7 @@ class Bench(Verb):
             if not common.quiet and is_first_rank():
                 print(text, file=sys.stderr, flush=True)
 
-        done = bench.run_bench(file, place, jobs=self.jobs, parquet=self.parquet, say=say)
+        done = bench.run_bench(file, place, jobs=self.jobs, parquet=self.parquet, only=self.cells, say=say)
         content = {
             "out": str(out),
             "cells": done.cells,

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from caveat.cli.verb import Common, Verb
 
@@ -34,6 +33,8 @@ class Evaluate(Verb):
         names = [folder.resolve().name for folder in self.posteriors]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"--posteriors: name folders that `caveat fit` wrote, of different names, got {names}")
+        kinds = [kind for name in self.shift for kind in (sets.CORRUPTIONS if name == "corruptions" else (name,))]
+        shifts: dict[str, None] = dict.fromkeys(kinds)  # each at all of its severities
         shown: set[str] = set()
         for folder in self.posteriors:
             posterior, recipe = read_posterior(folder, common.place(), self.model)
@@ -42,19 +43,13 @@ class Evaluate(Verb):
             if source not in shown:
                 common.show_data(source, data)
             shown.add(source)
-            x, y = data.test.tensors
-            inside: dict[str, Any] = {"clean": data.test}
-            if self.rotate:
-                black = data.preprocessing.get("black", 0.0)
-                inside["rotated"] = {angle: (sets.rotate(x, angle, fill=black), y) for angle in self.rotate}
-            for wanted in self.shift:
-                kinds = tuple(sets.CORRUPTIONS) if wanted == "corruptions" else (wanted,)
-                inside |= {kind: sets.shifted(data, kind, seed=common.seed) for kind in kinds}
-            outside = {name: sets.out_of_distribution(name, data, self.data_dir, seed=common.seed) for name in self.ood}
+            tests = sets.conditions(
+                data, angles=self.rotate, shifts=shifts, ood=self.ood, data_dir=self.data_dir, seed=common.seed
+            )
             evaluate(
                 posterior,
-                inside,
-                ood=outside,
+                tests.inside,
+                ood=tests.outside,
                 folder=self.out / folder.resolve().name,
                 label=folder.resolve().name,
                 class_names=data.class_names,

@@ -45,6 +45,7 @@ class Fit(Verb):
         from caveat.data import load
         from caveat.fitting import fit
         from caveat.methods import discover, method_name
+        from caveat.priors import GaussianPrior
         from caveat.recipe import Recipe, read_posterior
 
         if self.out.exists():
@@ -56,7 +57,7 @@ class Fit(Verb):
         task = recipe.task(
             data,
             seed=common.seed,
-            prior_precision=self.prior_precision,
+            prior=GaussianPrior(self.prior_precision),
             parameters=self.parameters,
             validation=self.validation,
         )

@@ -114,7 +114,7 @@ def _group(folder: Path, number: int, place: tuple[str, str], methods: Sequence[
         if cell["status"] == "done":
             cells[cell["method"]][cell["seed"]] = _cell(folder / cell["folder"], index["kept_rows"])
     any_run = next(run for seeds in cells.values() for run in seeds.values())
-    runs = tuple(_averaged(any_run, method, kinds[method], list(cells[method].values())) for method in methods)
+    runs = tuple(_averaged(any_run, method, kinds.get(method, ""), list(cells[method].values())) for method in methods)
     return Group(number, data, model, runs, cells, _ranks(folder, place), folder / "inputs" / slug(data))
 
 
