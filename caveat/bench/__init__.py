@@ -1,10 +1,12 @@
 """Benchmarks: an experiment file, its grid of cells, tables of the results, and what they say against tempered MAP.
 
-plan/       the file and the grid           checks.py  estimate.py    before a run: does it fit, how long will it take
-run.py      all cells, and the tables       workers.py                several cells at a time
-cells.py    one cell: fit, score, keep      tuning.py  conditions.py  its candidates, and what it is scored on
-saved.py    a finished cell, read back      results.py  rows.py       tables, and the numbers of single rows
-guards.py   the verdicts                    compare.py  intervals.py  what they rest on
+    plan/       the file and the grid           checks.py  estimate.py    before a run: does it fit, how long is it
+    run.py      all cells, and the tables       workers.py                several cells at a time
+    cells.py    one cell: fit, score, keep      tuning.py  conditions.py  its candidates, and what it is scored on
+    saved.py    a finished cell, read back      results.py  rows.py       tables, and the numbers of single rows
+    guards.py   the verdicts                    compare.py  intervals.py  what they rest on
+
+`caveat bench` runs an experiment; pages read its folder.
 """
 
 from caveat.bench.cells import Place

@@ -2,6 +2,7 @@
 
     [methods.cold]                         # a label
     method = "hmc"                         # the label unless given
+    like = "hmc"                           # or: begin with the keys of that label, without its `sweep` and `tune`
     chains = 4                             # any knob of the method
     prior = "laplace"                      # a family, as wide as 1 / prior_precision, or file.py:function
     prior_factor = 10.0                    # the prior's variance times this
@@ -62,9 +63,9 @@ def choices_of(tables: Any, training: Any, base: Choice, data: str, folder: Path
     found = {MAP: _candidates(table, "map", base, folder, inner="training")}
     found[TEMPERED] = (dataclasses.replace(base, method=kinds["map"](temperature=True, training=Training(epochs=0))),)
     for label, content in as_table("methods", tables).items():
-        table = dict(as_table(f"methods.{label}", content))
+        table = _with_likeness(label, tables)
         if label in found:
-            if table:
+            if content:
                 raise ValueError(f"methods.{label}: is always there, trained as [map] says: give it another label")
             continue
         if data not in as_strings(f"methods.{label}.data", table.pop("data", [data])):
@@ -76,6 +77,20 @@ def choices_of(tables: Any, training: Any, base: Choice, data: str, folder: Path
     if same:
         raise ValueError(f"methods: {same[0][0]} and {same[0][1]} are the same method with the same knobs")
     return found
+
+
+def _with_likeness(label: str, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a label, on top of that of the label which it is `like`."""
+    key = f"methods.{label}"
+    table = dict(as_table(key, tables[label]))
+    other = table.pop("like", None)
+    if other is None:
+        return table
+    check_known(f"{key}.like", other, [name for name in tables if name != label])
+    if "like" in as_table(f"methods.{other}", tables[other]):
+        raise ValueError(f"{key}.like: {other!r} is itself like another: name that one")
+    likeness = {name: value for name, value in tables[other].items() if name not in ("sweep", "tune")}
+    return merged({"method": other} | likeness, table)
 
 
 def _swept(table: dict[str, Any], label: str, base: Choice, folder: Path) -> dict[str, tuple[Choice, ...]]:

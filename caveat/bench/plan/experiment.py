@@ -112,6 +112,8 @@ def _references(given: Any, problems: list[Problem]) -> dict[str, Any]:
         for problem in problems:
             check_known(f"reference on {problem.source.label!r}", given, problem.methods)
             for choice in problem.methods[given]:
+                if choice.method.starts_from == "trained":
+                    raise ValueError(f"reference: {given!r} starts from the MAP, which is to be compared with it")
                 if "chains" not in {f.name for f in dataclasses.fields(choice.method)}:  # type: ignore[arg-type]
                     raise ValueError(f"reference: {given!r} has no chains to compare with: name one that has, as hmc")
         return {"reference_method": given}

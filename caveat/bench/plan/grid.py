@@ -53,13 +53,13 @@ class Cell:
 
 
 def cells_of(experiment: Experiment) -> list[Cell]:
-    """Every cell: first the MAPs, then the references, since others need them."""
+    """Every cell: first the references, then the MAPs, since others need them."""
     found = []
     for problem in experiment.problems:
         for model in problem.models:
             for seed in experiment.seeds:
                 found += _of_seed(problem, model, seed, experiment.reference_method)
-    first = {MAP: 0, experiment.reference_method: 1}
+    first = {experiment.reference_method: 0, MAP: 1}
     return sorted(found, key=lambda cell: first.get(cell.label, 2))
 
 
