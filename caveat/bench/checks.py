@@ -12,7 +12,7 @@ from typing import Any
 from caveat.bench.cells import task_of
 from caveat.bench.plan import Cell, Experiment, Problem
 from caveat.data import DataSet, conditions, out_of_distribution
-from caveat.data.conditions import shift_label
+from caveat.data.condition_sets import shift_label
 
 __all__ = ["check_fits"]
 

@@ -40,7 +40,7 @@ from caveat.bench.plan import (
 )
 from caveat.bench.results import Result, import_pyarrow, long_table, read_results, summary_table, write_table
 from caveat.bench.workers import Died, in_processes
-from caveat.data.conditions import shift_label
+from caveat.data.condition_sets import shift_label
 from caveat.engine.distributed import current_ranks
 from caveat.evaluate.evaluation import slug
 from caveat.methods import method_name

@@ -1,7 +1,7 @@
 """Data sets by name or path, shifts of them, and inputs from outside of them."""
 
 from caveat.data.augment import crop_and_flip
-from caveat.data.conditions import Conditions, conditions
+from caveat.data.condition_sets import Conditions, conditions
 from caveat.data.dataset import DataSet, prepare
 from caveat.data.download import download
 from caveat.data.ood import out_of_distribution, outside_pairs
