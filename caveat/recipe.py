@@ -1,6 +1,6 @@
 """A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,16 +47,18 @@ class Recipe:
     n_outputs: int
     class_names: tuple[str, ...]
     preprocessing: dict[str, Any]
+    choices: dict[str, Any] = field(default_factory=dict)  # with which the data were loaded: split, gap, seed
 
     @staticmethod
-    def of(data: DataSet, source: str, model: str, likelihood: str) -> "Recipe":
-        """The recipe for a data set that was read from a source."""
+    def of(data: DataSet, source: str, model: str, likelihood: str, choices: dict[str, Any] | None = None) -> "Recipe":
+        """The recipe for a data set that was read from a source, with choices that `caveat.data.load` offers."""
         name = data.likelihood if likelihood == "auto" else likelihood
         width = 2 * data.n_outputs if name == "heteroscedastic" else data.n_outputs
         shape = tuple(data.train.tensors[0].shape[1:])
         path = own_path(source)
         source = _whole_path(source) if path is None else str(path.resolve())
-        return Recipe(source, _whole_path(model), name, shape, width, data.class_names, data.preprocessing)
+        model, names = _whole_path(model), data.class_names
+        return Recipe(source, model, name, shape, width, names, data.preprocessing, choices or {})
 
     def module(self, seed: int) -> nn.Module:
         """A fresh module, its initial weights drawn by a seed."""
@@ -107,11 +109,13 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     path = own_path(name)
     columns = tuple(recipe.preprocessing.get("columns", ()))
     known = Known(columns, recipe.preprocessing.get("target"), "classes" if recipe.class_names else "numbers")
-    data = load(name, data_dir) if path is None else read_own(path, 0, known)
+    choices = recipe.choices if name == recipe.data else {}
+    seed = int(choices.get("seed", 0))
+    data = load(name, data_dir, **choices) if path is None else read_own(path, seed, known)
     if path is not None and not _prepared_alike(recipe, data):
         # Of the raw values: in single precision an outlier among the rows would have rounded the others away.
         known = known._replace(prepared=lambda raw: prepare(_shaped(recipe, raw, name, path), recipe.preprocessing))
-        data = read_own(path, 0, known)
+        data = read_own(path, seed, known)
         data = replace(data, preprocessing=recipe.preprocessing | data.preprocessing)
     train, test = (
         TensorDataset(_as_known(recipe, x, data, name), _targets(recipe, y, data, name))
@@ -141,7 +145,7 @@ def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inpu
     path = own_path(name)
     files: tuple[str, ...] = ()
     if path is None:
-        data = load(name, data_dir)
+        data = load(name, data_dir, **(recipe.choices if name == recipe.data else {}))
         x = _as_known(recipe, data.test.tensors[0], data, name)
     else:
         if path.suffix == ".csv" and len(recipe.input_shape) != 1:

@@ -178,7 +178,9 @@ def task_of(cell: Cell, data: DataSet, choice: Choice) -> tuple[Recipe, Task]:
     if problem.train_rows is not None:
         rows = spread(len(data.train), problem.train_rows)
         data = dataclasses.replace(data, train=TensorDataset(*(tensor[rows] for tensor in data.train.tensors)))
-    recipe = Recipe.of(data, cell.data.name, problem.models[cell.model], problem.likelihood)
+    source = cell.data
+    choices = {"split": source.split, "gap": source.gap, "seed": source.seed}
+    recipe = Recipe.of(data, source.name, problem.models[cell.model], problem.likelihood, choices)
     task = recipe.task(
         data,
         seed=cell.seed,

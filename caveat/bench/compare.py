@@ -164,7 +164,7 @@ def ranks(table: Sequence[Row]) -> list[Row]:
         if row["metric"] in HIGHER_IS_BETTER and row["role"] != "cost":
             key = (row["data"], row["model"], row["metric"], row["shift"], row["role"])
             values.setdefault(key, {}).setdefault(row["method"], []).append(row["value"])
-    found: list[Row] = []
+    table_of_ranks: list[Row] = []
     over_shifts: dict[tuple[str, str, str, str], list[float]] = {}
     for (data, model, metric, shift, role), by_method in values.items():
         means = {method: mean_over_seeds(of_method)[0] for method, of_method in by_method.items()}
@@ -173,11 +173,11 @@ def ranks(table: Sequence[Row]) -> list[Row]:
             below, same = (sum(test(other) for other in losses.values()) for test in (loss.__gt__, loss.__eq__))
             rank = below + (same + 1) / 2
             who = {"data": data, "model": model, "method": method, "metric": metric}
-            found.append(who | {"shift": shift, "role": role, "rank": rank, "methods": len(losses)})
+            table_of_ranks.append(who | {"shift": shift, "role": role, "rank": rank, "methods": len(losses)})
             if role == "shift":
                 over_shifts.setdefault((data, model, method, metric), []).append(rank)
     for (data, model, method, metric), places in over_shifts.items():
         who = {"data": data, "model": model, "method": method, "metric": metric}
         mean = sum(places) / len(places)
-        found.append(who | {"shift": "all shifts", "role": "shift", "rank": mean, "methods": None})
-    return found
+        table_of_ranks.append(who | {"shift": "all shifts", "role": "shift", "rank": mean, "methods": None})
+    return table_of_ranks

@@ -1,7 +1,7 @@
 """What the cells of a problem are scored on, made once for all cells of a process, and inputs to be looked at.
 
-Shifts and outside data are drawn by the data set's seed, whatever the seed of the training: every cell sees the same
-rows, so that methods can be compared row by row.
+Shifts and outside data are drawn by a fixed seed, whatever the seed of the training: every cell sees the same rows, so
+that methods can be compared row by row. Only where each seed draws rows of its own, it draws their shifts too.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ def _conditions(
     data = source.load(data_dir)
     rows = spread(len(data.test), test_rows)
     data = dataclasses.replace(data, test=TensorDataset(*(tensor[rows] for tensor in data.test.tensors)))
-    tests = conditions(data, shifts=dict(shifts), ood=ood, data_dir=data_dir, seed=source.seed)
+    seed = source.seed if source.redraw else 0
+    tests = conditions(data, shifts=dict(shifts), ood=ood, data_dir=data_dir, seed=seed)
     inside = tests.inside
     if condition_bytes(data, shifts) < _KEPT_BYTES:
         inside = {name: part if name == "clean" else _in_memory(part) for name, part in inside.items()}
@@ -60,13 +61,13 @@ def condition_bytes(data: DataSet, shifts: Shifts) -> int:
 
 def _in_memory(family: dict[float, Any]) -> dict[float, TensorDataset]:
     """The severities of a shift as tensors, for all cells of this process."""
-    made = {}
+    tensors = {}
     for severity, rows in family.items():
         if not isinstance(rows, TensorDataset):
             x, y = zip(*rows.__getitems__(list(range(len(rows)))), strict=True)
             rows = TensorDataset(torch.stack(x), torch.stack(y))
-        made[severity] = rows
-    return made
+        tensors[severity] = rows
+    return tensors
 
 
 def plane(data: DataSet) -> Tensor | None:

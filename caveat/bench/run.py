@@ -101,7 +101,8 @@ def run_bench(
         try:
             _run_all(experiment, pending, place, jobs, say, [c for c in cells if c not in pending])
         finally:
-            verdicts, failed = _write_tables(experiment, every, place, parquet)
+            verdicts, errors = _write_tables(experiment, every, place, parquet)
+    failed = {str(cell): errors[cell.name] for cell in cells if cell.name in errors}
     return Bench(place.out, len(cells), len(pending), failed, verdicts)
 
 
@@ -155,7 +156,7 @@ def _work(experiment: Experiment, place: Place, cell: Cell) -> Outcome:
 def _write_tables(
     experiment: Experiment, cells: Sequence[Cell], place: Place, parquet: bool
 ) -> tuple[list[Guard], dict[str, str]]:
-    """Everything beside the cells, from the cells that are done; returns the guard rails, and what failed."""
+    """Everything beside the cells, from the cells that are done; returns the guard rails, and errors by cell."""
     results = read_results(experiment, place.out)
     table = long_table(results)
     compared = comparisons(results, experiment.baseline)
@@ -173,8 +174,7 @@ def _write_tables(
         tests = conditions_of(cell.problem, cell.data, place.data_dir)
         for name, arrays in shown_inputs(tests, experiment.kept_rows).items():
             write_arrays(place.out / "inputs" / slug(label) / f"{slug(name)}.npz", arrays)
-    by_name = {cell.name: str(cell) for cell in cells}
-    return verdicts, {by_name[name]: error for name, error in failed.items()}
+    return verdicts, failed
 
 
 def _write_index(

@@ -17,17 +17,17 @@ class Methods(Verb):
         from caveat.methods import discover
 
         known = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood")]
-        found = discover()
-        width = max(map(len, found))
-        lines = [f"{name:<{width}}  {summary(method)}" for name, method in found.items()]
+        methods = discover()
+        width = max(map(len, methods))
+        lines = [f"{name:<{width}}  {summary(method)}" for name, method in methods.items()]
         lines += ["", " " * width + "  " + "  ".join(known)]
-        for name, method in found.items():
+        for name, method in methods.items():
             marks = ("yes" if k in method.likelihoods else "-" for k in known)
             lines.append(
                 f"{name:<{width}}  " + "  ".join(f"{m:^{len(k)}}" for m, k in zip(marks, known, strict=True)).rstrip()
             )
         content = {
             n: {"summary": summary(m), "starts_from": m.starts_from, "likelihoods": list(m.likelihoods)}
-            for n, m in found.items()
+            for n, m in methods.items()
         }
         common.show(content, "\n".join(lines))

@@ -27,8 +27,8 @@ class Reference(Verb):
             device=common.place(),
             progress=not common.quiet,
         )
-        found = load_reference(place)
-        common.show({"out": str(place), "facts": found.facts}, f"{name}: {found.summary()} -> {place}")
+        reference = load_reference(place)
+        common.show({"out": str(place), "facts": reference.facts}, f"{name}: {reference.summary()} -> {place}")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ class References(Verb):
         from caveat.reference import find_references, load_reference
 
         places = find_references()
-        found = {name: load_reference(place) for name, place in places.items() if place is not None}
+        references = {name: load_reference(place) for name, place in places.items() if place is not None}
         lines = [
             f"{name:<9} "
-            + (f"{found[name].summary()}; {place}" if place else f"not built: caveat reference build {name}")
+            + (f"{references[name].summary()}; {place}" if place else f"not built: caveat reference build {name}")
             for name, place in places.items()
         ]
-        content = {name: place and {"out": str(place), "facts": found[name].facts} for name, place in places.items()}
+        content = {
+            name: place and {"out": str(place), "facts": references[name].facts} for name, place in places.items()
+        }
         common.show(content, "\n".join(lines))

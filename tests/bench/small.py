@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import pytest
 import torch
 
 from caveat import bench
@@ -23,6 +24,14 @@ n_draws = {draws}
 
 
 GOOD = 'data = ["digits"]\nmodels = ["mlp"]\n'
+
+
+def complaint_of(folder: Path, text: str) -> str:
+    """What an experiment file is refused for."""
+    (folder / "bad.toml").write_text(text)
+    with pytest.raises(ValueError, match=r"bad\.toml") as raised:
+        bench.read_experiment(folder / "bad.toml")
+    return str(raised.value)
 
 
 def write(path: Path, data: Path, epochs: int = 5, draws: int = 10, more: str = "") -> Path:

@@ -60,23 +60,23 @@ def choices_of(tables: Any, training: Any, base: Choice, data: str, folder: Path
     point = dict(as_table("map", training))
     tune = {"tune": {"training": point.pop("tune")}} if "tune" in point else {}
     table = {"method": "map", "training": point} | tune
-    found = {MAP: _candidates(table, "map", base, folder, inner="training")}
-    found[TEMPERED] = (dataclasses.replace(base, method=kinds["map"](temperature=True, training=Training(epochs=0))),)
+    by_label = {MAP: _candidates(table, "map", base, folder, inner="training")}
+    tempered = kinds["map"](temperature=True, training=Training(epochs=0))
+    by_label[TEMPERED] = (dataclasses.replace(base, method=tempered),)
     for label, content in as_table("methods", tables).items():
         table = _with_likeness(label, tables)
-        if label in found:
+        if label in by_label:
             if content:
                 raise ValueError(f"methods.{label}: is always there, trained as [map] says: give it another label")
             continue
         if data not in as_strings(f"methods.{label}.data", table.pop("data", [data])):
             continue
         check_known(f"methods.{label}", table.setdefault("method", label), kinds)
-        found |= _swept(table, label, base, folder)
-    described = {label: [(c.method, c.prior, c.prior_precision) for c in choices] for label, choices in found.items()}
-    same = [(a, b) for a in described for b in described if a < b and described[a] == described[b]]
+        by_label |= _swept(table, label, base, folder)
+    same = [(a, b) for a in by_label for b in by_label if a < b and by_label[a] == by_label[b]]
     if same:
         raise ValueError(f"methods: {same[0][0]} and {same[0][1]} are the same method with the same knobs")
-    return found
+    return by_label
 
 
 def _with_likeness(label: str, tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def _with_likeness(label: str, tables: Mapping[str, Any]) -> dict[str, Any]:
 def _swept(table: dict[str, Any], label: str, base: Choice, folder: Path) -> dict[str, tuple[Choice, ...]]:
     """One label for each combination of values in `sweep`, or the one label without it."""
     key = f"methods.{label}"
-    found = {}
+    by_label = {}
     for words, values in _combinations(table.pop("sweep", {}), f"{key}.sweep"):
         name = f"{label}, {words}" if words else label
-        found[name] = _candidates(merged(table, values), key, base, folder)
-    return found
+        by_label[name] = _candidates(merged(table, values), key, base, folder)
+    return by_label
 
 
 def _candidates(table: dict[str, Any], key: str, base: Choice, folder: Path, inner: str = "") -> tuple[Choice, ...]:
@@ -147,7 +147,7 @@ def family(key: str, given: Any, folder: Path) -> str:
 def _combinations(table: Any, key: str) -> list[tuple[str, dict[str, Any]]]:
     """All combinations of the lists at the leaves of a table: in words, and as tables with one value for each."""
     leaves = _leaves(as_table(key, table), key)
-    found = []
+    combinations = []
     for values in itertools.product(*(options for _, options in leaves)):
         content: dict[str, Any] = {}
         words = []
@@ -157,21 +157,21 @@ def _combinations(table: Any, key: str) -> list[tuple[str, dict[str, Any]]]:
                 nested = {name: nested}
             content = merged(content, nested)
             words.append(f"{path[-1]} {value:g}" if isinstance(value, float) else f"{path[-1]} {value}")
-        found.append((", ".join(words), content))
-    return found
+        combinations.append((", ".join(words), content))
+    return combinations
 
 
 def _leaves(table: Mapping[str, Any], key: str) -> list[tuple[tuple[str, ...], list[Any]]]:
-    found: list[tuple[tuple[str, ...], list[Any]]] = []
+    leaves: list[tuple[tuple[str, ...], list[Any]]] = []
     for name, value in table.items():
         if isinstance(value, dict):
-            found += [((name, *path), values) for path, values in _leaves(value, f"{key}.{name}")]
+            leaves += [((name, *path), values) for path, values in _leaves(value, f"{key}.{name}")]
             continue
         values = as_list(value)
         if not values or any(values.count(one) > 1 for one in values):
             raise ValueError(f"{key}.{name}: must be a list of different values, got {value!r}")
-        found.append(((name,), values))
-    return found
+        leaves.append(((name,), values))
+    return leaves
 
 
 def _with_knobs(default: Any, knobs: Mapping[str, Any], key: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from caveat.bench.plan.choices import MAP, TEMPERED, Choice
 from caveat.bench.plan.keys import as_list, as_table, check_known, check_names, merged, with_key
-from caveat.bench.plan.problem import PROBLEM_KEYS, Problem, Source, problem_of, sources_of
+from caveat.bench.plan.problem import PROBLEM_KEYS, Problem, problem_of, sources_of
 from caveat.knobs import Count, check_knobs
 from caveat.reference import load_reference
 
@@ -40,11 +40,6 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_knobs(self)
-
-    @property
-    def data(self) -> tuple[Source, ...]:
-        """The data sets."""
-        return tuple(problem.source for problem in self.problems)
 
     @property
     def methods(self) -> dict[str, tuple[Choice, ...]]:

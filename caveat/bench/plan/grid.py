@@ -54,13 +54,13 @@ class Cell:
 
 def cells_of(experiment: Experiment) -> list[Cell]:
     """Every cell: first the references, then the MAPs, since others need them."""
-    found = []
+    cells = []
     for problem in experiment.problems:
         for model in problem.models:
             for seed in experiment.seeds:
-                found += _of_seed(problem, model, seed, experiment.reference_method)
+                cells += _of_seed(problem, model, seed, experiment.reference_method)
     first = {experiment.reference_method: 0, MAP: 1}
-    return sorted(found, key=lambda cell: first.get(cell.label, 2))
+    return sorted(cells, key=lambda cell: first.get(cell.label, 2))
 
 
 def _of_seed(problem: Problem, model: str, seed: int, reference: str | None) -> list[Cell]:

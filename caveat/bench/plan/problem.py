@@ -113,7 +113,7 @@ def sources_of(given: Any, folder: Path) -> list[tuple[Source, dict[str, Any]]]:
     if not isinstance(given, dict):
         tables = {_label(name): {"name": name} for name in as_strings("data", given)}
     options = {f.name for f in dataclasses.fields(Source)} - {"label"}
-    found = []
+    sources = []
     for label, content in tables.items():
         key = f"data.{label}" if isinstance(given, dict) else "data"
         table = as_table(key, content)
@@ -121,8 +121,8 @@ def sources_of(given: Any, folder: Path) -> list[tuple[Source, dict[str, Any]]]:
         values = {"name": label} | {name: value for name, value in table.items() if name in options}
         values["name"] = _place(key, values["name"], folder)
         source = with_key(key, partial(Source, label=label, **values))
-        found.append((source, {name: value for name, value in table.items() if name not in options}))
-    return found
+        sources.append((source, {name: value for name, value in table.items() if name not in options}))
+    return sources
 
 
 def _label(name: str) -> str:
@@ -145,25 +145,25 @@ def _place(key: str, name: Any, folder: Path) -> str:
 
 def _models(given: Any, folder: Path) -> dict[str, str]:
     """Models by label; a path is that of a file beside the experiment."""
-    found = {}
+    by_label = {}
     for model in as_strings("models", given):
         if names_function(model):
-            found[model.rpartition(":")[2]] = beside("models", model, folder)
+            by_label[model.rpartition(":")[2]] = beside("models", model, folder)
         else:
             check_known("models", model, [*MODELS, "file.py:function"])
-            found[model] = model
-    return found
+            by_label[model] = model
+    return by_label
 
 
 def _shifts(given: Any, folder: Path) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    found = []
+    shifts = []
     for name, severities in as_table("shifts", given).items():
         values = as_list(severities)
         key = f"shifts.{name}"
         with_key(key, partial(_check_shift, name, values))
         place = beside(key, name, folder) if names_function(name) else name
-        found.append((place, tuple(map(float, values))))
-    return tuple(found)
+        shifts.append((place, tuple(map(float, values))))
+    return tuple(shifts)
 
 
 def _check_shift(name: str, severities: Sequence[Any]) -> None:
