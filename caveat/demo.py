@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from caveat import data, report
 from caveat.engine.training import Training
@@ -23,29 +22,15 @@ from caveat.reference import PACKAGED, RECIPES, load_reference
 from caveat.storage import new_folder
 from caveat.task import Task
 
-__all__ = ["digits_data", "digits_task", "run_demo"]
+__all__ = ["run_demo"]
 
 ANGLES = range(15, 91, 15)
 OUTSIDE = ("photographs", "permuted")
 
 
-def digits_task(digits: data.DataSet, seed: int) -> Task:
-    """The network, prior and rows that the reference is about; a tenth of the rows is held out for tuning."""
-    return RECIPES["digits"].task(digits, seed)
-
-
-def digits_data(digits: data.DataSet) -> tuple[dict[str, Any], dict[str, Dataset]]:
-    """Clean and rotated test digits, and data from outside."""
-    x, y = digits.test.tensors
-    rotated = {angle: (data.rotate(x, angle, fill=digits.preprocessing["black"]), y) for angle in ANGLES}
-    return {"clean": digits.test, "rotated": rotated}, {
-        name: data.out_of_distribution(name, digits) for name in OUTSIDE
-    }
-
-
 def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu", progress: bool = True) -> str:
     """Fit and score every discovered method; write the results and the page; returns the table."""
-    if folder.exists() and not _made(folder):
+    if folder.exists() and not _is_of_demo(folder):
         raise FileExistsError(f"{folder} exists, and the demo did not make it: choose another --out, or delete it")
     with _one_thread():
         return _results(folder, seed, device, progress)
@@ -53,16 +38,16 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
 
 def _results(folder: Path, seed: int, device: torch.device | str, progress: bool) -> str:
     digits = data.load("digits")
-    task = digits_task(digits, seed)
-    inside, outside = digits_data(digits)
+    task = RECIPES["digits"].task(digits, seed)  # the network, prior and rows that the reference is about
+    tests = data.conditions(digits, angles=ANGLES, ood=OUTSIDE)
     reference = load_reference(PACKAGED / "digits")  # the same for everyone, whatever was built on this machine
-    with new_folder(folder, overwrite=_made(folder)) as place:
+    with new_folder(folder, overwrite=_is_of_demo(folder)) as place:
         for name, label, posterior in _posteriors(task, seed, device, progress):
             posterior.save(place / name / "posterior")
             evaluate(
                 posterior,
-                inside,
-                ood=outside,
+                tests.inside,
+                ood=tests.outside,
                 reference=reference,
                 folder=place / name,
                 label=label,
@@ -75,7 +60,7 @@ def _results(folder: Path, seed: int, device: torch.device | str, progress: bool
         return f"{report.format_text(report.table(runs))}\n\n{_about(reference)}"
 
 
-def _made(folder: Path) -> bool:
+def _is_of_demo(folder: Path) -> bool:
     """Whether a folder is one of the demo, which may be replaced; a page alone may be that of other results."""
     return (folder / "report.html").exists() and (folder / "map_tempered" / "posterior").exists()
 
@@ -95,16 +80,16 @@ def _about(reference: ReferenceSet) -> str:
     """What agreement and TV are measured from, and the least that they can be expected to be."""
     floors = reference.facts["floor"]
     rotated = [floor for name, floor in floors.items() if name != "clean"]
-    told = []
+    sentences = []
     for group, chosen in (("clean", [floors["clean"]]), ("rotated", rotated)):
         agreement, variation = (
             sum(floor[name]["mean"] for floor in chosen) / len(chosen) for name in ("agreement", "total_variation")
         )
-        told.append(f"{agreement:.3f} and {variation:.3f} on {group} digits")
+        sentences.append(f"{agreement:.3f} and {variation:.3f} on {group} digits")
     size = f"{reference.chains} chains of {reference.draws} draws"
     return (
         f"Agreement and TV (total variation) are with HMC, a stored run of {size}.\n"
-        f"One of its chains against the others has {', '.join(told)}."
+        f"One of its chains against the others has {', '.join(sentences)}."
     )
 
 

@@ -16,7 +16,7 @@ from caveat.evaluate.comparison import curve_over_seeds
 from caveat.evaluate.metrics import Reliability, format_number, pooled_reliability, risk_at_coverage, roc_curve
 from caveat.report.draw import Plot, band, diagonal, figure, histogram_panels, line, reliability_panel, styles
 from caveat.report.numbers import OUTSIDE
-from caveat.report.saved import BenchGroup, SavedCell, SavedRun
+from caveat.report.saved import BenchCell, BenchGroup, SavedRun
 
 __all__ = ["calibration_plots", "histogram_plots", "rejection_plot", "roc_plot"]
 
@@ -36,7 +36,7 @@ def calibration_plots(group: BenchGroup) -> list[Plot]:
     return plots
 
 
-def _diagram(cells: Sequence[SavedCell], names: Sequence[str]) -> Reliability:
+def _diagram(cells: Sequence[BenchCell], names: Sequence[str]) -> Reliability:
     """The diagram of some conditions over all seeds; counts are those of one seed, as seeds see the same rows."""
     keys = ("bin_confidence", "bin_accuracy", "bin_count")
     scores = [cell.row_scores(name) for cell in cells for name in names]
@@ -63,7 +63,7 @@ def rejection_plot(group: BenchGroup, title: str, names: Sequence[str]) -> Plot:
     return Plot(title, text[0].upper() + text[1:], figure(traces, x, y))
 
 
-def _rejection_curve(cell: SavedCell, names: Sequence[str]) -> np.ndarray:
+def _rejection_curve(cell: BenchCell, names: Sequence[str]) -> np.ndarray:
     """Accuracy or RMSE of one seed at each share rejected, [R]."""
     is_class = cell.run.kind == "classification"
     scores = [cell.row_scores(name) for name in names]
@@ -96,12 +96,12 @@ def histogram_plots(group: BenchGroup, name: str) -> list[Plot]:
     return histogram_panels(group.runs, name, values, edges, "Variance, log10")
 
 
-def _scored_on(group: BenchGroup, run: SavedRun, name: str) -> list[SavedCell]:
+def _scored_on(group: BenchGroup, run: SavedRun, name: str) -> list[BenchCell]:
     """The cells of a method that were scored on clean data and on the set `name`."""
     return [cell for cell in group.seeds(run.label) if cell.run.clean and name in cell.run.by_name]
 
 
-def _clean_and_outside(cell: SavedCell, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _clean_and_outside(cell: BenchCell, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The uncertainty of every clean row, [N], and of every row of the set `name`, [M]."""
     assert cell.run.clean is not None
     return cell.row_uncertainty(cell.run.clean.name), cell.row_uncertainty(name)

@@ -10,9 +10,9 @@ Called by all other rooms of the report and, through `caveat.report.read`, by us
 
 from caveat.report.saved.bench_folder import (
     COSTS,
+    BenchCell,
     BenchGroup,
     SavedBench,
-    SavedCell,
     is_bench,
     read_bench,
 )
@@ -31,9 +31,9 @@ from caveat.report.saved.run_folder import Arrays, SavedData, SavedRun, matched,
 __all__ = [
     "COSTS",
     "Arrays",
+    "BenchCell",
     "BenchGroup",
     "SavedBench",
-    "SavedCell",
     "SavedData",
     "SavedRun",
     "clean_of",

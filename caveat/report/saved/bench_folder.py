@@ -16,27 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from caveat.bench import CellFiles, read_cell
+from caveat.bench import SavedCell, read_cell
 from caveat.evaluate.comparison import UNKNOWN, MeanAndError, over_seeds
 from caveat.evaluate.predictions import file_stem
 from caveat.report.saved.run_folder import Arrays, SavedData, SavedRun, mean_over_data, run_of
 from caveat.storage import read_json
 
-__all__ = ["COSTS", "BenchGroup", "SavedBench", "SavedCell", "is_bench", "read_bench"]
+__all__ = ["COSTS", "BenchCell", "BenchGroup", "SavedBench", "is_bench", "read_bench"]
 
 COSTS = ("seconds", "predict_seconds_per_row", "peak_bytes", "stored_bytes", "flops", "gradient_evaluations")
 
 
 @dataclass(frozen=True)
-class SavedCell:
+class BenchCell:
     """One method trained with one seed: the run, and the files with a few numbers for every row."""
 
     run: SavedRun
-    files: CellFiles
+    files: SavedCell
 
     def row_scores(self, name: str) -> Arrays:
         """Read a few numbers for every row of a data set, [N] each; `caveat.bench.rows` says which."""
-        return self.files.row_scores(self.run.by_name[name].path)
+        return self.files.rows(name)
 
     def row_uncertainty(self, name: str) -> np.ndarray:
         """Read the entropy or the variance of every row of a data set, [N], float64."""
@@ -55,7 +55,7 @@ class BenchGroup:
     data: str
     model: str
     runs: tuple[SavedRun, ...]
-    cells: dict[str, dict[int, SavedCell]]  # method -> seed -> the finished cell
+    cells: dict[str, dict[int, BenchCell]]  # method -> seed -> the finished cell
     ranks: dict[str, float]  # method -> its mean place over shifts, by NLL
     inputs: Path  # the folder with some inputs of every condition
 
@@ -74,7 +74,7 @@ class BenchGroup:
         """The methods with at least one finished seed."""
         return [run for run in self.runs if run.data]
 
-    def seeds(self, method: str) -> list[SavedCell]:
+    def seeds(self, method: str) -> list[BenchCell]:
         """The finished cells of a method, by seed."""
         return [self.cells[method][seed] for seed in sorted(self.cells[method])]
 
@@ -141,23 +141,24 @@ def _group(
     data, model = which
     entries = [cell for cell in index["cells"] if (cell["data"], cell["model"]) == which]
     kinds = {cell["method"]: cell["kind"] for cell in entries}
-    cells: dict[str, dict[int, SavedCell]] = {method: {} for method in methods}
+    cells: dict[str, dict[int, BenchCell]] = {method: {} for method in methods}
     for cell in entries:
         if cell["status"] == "done":
             cells[cell["method"]][cell["seed"]] = _saved_cell(folder / cell["folder"], index["kept_rows"])
     any_run = next(cell.run for by_seed in cells.values() for cell in by_seed.values())
     runs = tuple(
-        _mean_run(any_run, method, kinds[method], [cell.run for cell in cells[method].values()]) for method in methods
+        _mean_run(any_run, method, kinds.get(method, ""), [cell.run for cell in cells[method].values()])
+        for method in methods
     )
     return BenchGroup(number, data, model, runs, cells, _ranks(folder, which), folder / "inputs" / file_stem(data))
 
 
-def _saved_cell(folder: Path, rows_kept: int) -> SavedCell:
+def _saved_cell(folder: Path, rows_kept: int) -> BenchCell:
     files = read_cell(folder)
     run = run_of(files.metrics, folder / "metrics.json")
     info = run.info | files.cost | {"seconds": files.cost["fit_seconds"]}
     data = tuple(replace(part, rows=min(part.rows, rows_kept)) for part in run.data)
-    return SavedCell(replace(run, info=info, data=data), files)
+    return BenchCell(replace(run, info=info, data=data), files)
 
 
 def _mean_run(any_run: SavedRun, method: str, kind: str, runs: Sequence[SavedRun]) -> SavedRun:

@@ -16,6 +16,7 @@ from caveat.cli import main
 from caveat.data import load
 from caveat.evaluate.diagnosis import Quantities, gather_evidence, judge
 from caveat.network import Network, Params
+from caveat.priors import GaussianPrior
 from caveat.recipe import Recipe
 
 ROWS = 20
@@ -197,7 +198,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     np.savez(tmp_path / "mine.npz", x_train=x[:40], y_train=x[:40, 0], x_test=x[40:], y_test=x[40:, 0])
     rows = load(str(tmp_path / "mine.npz"))
     recipe = Recipe.of(rows, str(tmp_path / "mine.npz"), "mlp", "auto")
-    task = recipe.task(rows, seed=0, prior_precision=1.0, parameters="*", validation=0.1)
+    task = recipe.task(rows, seed=0, prior=GaussianPrior(1.0), parameters="*", validation=0.1)
     sampler = caveat.HMC(chains=2, length=10, warmup=0, step_size=0.02, trajectory=0.2)
     posterior = caveat.fit(task, sampler, progress=False)
     posterior.save(tmp_path / "hmc", note={"recipe": dataclasses.asdict(recipe)})

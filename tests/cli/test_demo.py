@@ -14,7 +14,7 @@ from caveat.methods import discover
 
 def readme_scores() -> dict[str, list[float]]:
     """Accuracy and NLL on clean digits of every row of the README's table."""
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "README.md").read_text()
     rows = re.findall(r"^(\S.*?)\s{2,}([\d.]+) ±[\d.]+\*?\s+([\d.]+) ±", text, re.MULTILINE)
     return {label: [float(accuracy), float(nll)] for label, accuracy, nll in reversed(rows)}  # the first block counts
 
