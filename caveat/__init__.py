@@ -8,9 +8,7 @@ from caveat.deploy import deploy
 from caveat.engine.run import Info
 from caveat.engine.training import Training
 from caveat.evaluate import Fidelity, ReferenceSet, evaluate, fidelity
-from caveat.evaluate.diagnose import Diagnosis, diagnose
-from caveat.evaluate.export import to_arviz
-from caveat.evaluate.surface import posterior_surface
+from caveat.evaluate.diagnosis import Diagnosis, diagnose, posterior_surface, to_arviz
 from caveat.fitting import fit
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.methods import Method, discover
@@ -26,7 +24,7 @@ from caveat.priors import (
     Prior,
     StudentTPrior,
 )
-from caveat.reference import build_reference, load_reference, reference_task
+from caveat.references import build_reference, load_reference, reference_task
 from caveat.storage import CorruptFile, State
 from caveat.task import Task
 

@@ -1,12 +1,14 @@
-"""A file is written whole or not at all: to a temporary neighbour, which then takes its place."""
+"""Files: written whole or not at all, through a temporary neighbour that takes their place; and functions in them."""
 
+import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["umask", "whole_file"]
+__all__ = ["named_function", "names_function", "umask", "whole_file"]
 
 
 @contextmanager
@@ -29,3 +31,22 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def named_function(reference: str) -> Callable[..., Any]:
+    """The function that `file.py:function` names; the file is run to find it."""
+    path, _, name = reference.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise FileNotFoundError(f"{reference}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        raise ValueError(f"{reference}: {path} has no function {name}")
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def names_function(reference: str) -> bool:
+    """Whether a text is of the form `file.py:function`."""
+    return reference.rpartition(":")[0].endswith(".py")

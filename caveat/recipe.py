@@ -1,7 +1,6 @@
 """A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
-import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +15,11 @@ from caveat.data.dataset import unprepare
 from caveat.data.own import listed, read_own, read_own_inputs
 from caveat.data.sets import own_path
 from caveat.data.tables import Known
+from caveat.files import named_function, names_function
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
 from caveat.posterior import load as load_posterior
-from caveat.priors import GaussianPrior
+from caveat.priors import Prior
 from caveat.randomness import seeded
 from caveat.rows import Rows
 from caveat.storage import read_json
@@ -47,25 +47,23 @@ class Recipe:
     n_outputs: int
     class_names: tuple[str, ...]
     preprocessing: dict[str, Any]
+    choices: dict[str, Any] = field(default_factory=dict)  # with which the data were loaded: split, gap, seed
 
     @staticmethod
-    def of(data: DataSet, source: str, model: str, likelihood: str) -> "Recipe":
-        """The recipe for a data set that was read from a source."""
+    def of(data: DataSet, source: str, model: str, likelihood: str, choices: dict[str, Any] | None = None) -> "Recipe":
+        """The recipe for a data set that was read from a source, with choices that `caveat.data.load` offers."""
         name = data.likelihood if likelihood == "auto" else likelihood
         width = 2 * data.n_outputs if name == "heteroscedastic" else data.n_outputs
         shape = tuple(data.train.tensors[0].shape[1:])
-        # Paths are kept whole, so that the posterior can be used from another folder.
-        if ".py:" in model:
-            path, function = model.rsplit(":", 1)
-            model = f"{Path(path).resolve()}:{function}"
-        own = own_path(source)
-        source = source if own is None else str(own.resolve())
-        return Recipe(source, model, name, shape, width, data.class_names, data.preprocessing)
+        path = own_path(source)
+        source = _whole_path(source) if path is None else str(path.resolve())
+        model, names = _whole_path(model), data.class_names
+        return Recipe(source, model, name, shape, width, names, data.preprocessing, choices or {})
 
     def module(self, seed: int) -> nn.Module:
         """A fresh module, its initial weights drawn by a seed."""
         with seeded(seed):
-            if ".py:" in self.model:
+            if names_function(self.model):
                 return _from_file(self.model)
             return models.for_data(self.model, self.input_shape, self.n_outputs)
 
@@ -74,18 +72,18 @@ class Recipe:
         data: DataSet,
         *,
         seed: int,
-        prior_precision: float,
+        prior: Prior,
         parameters: str,
         validation: float,
         augment: Augment | None = None,
     ) -> Task:
-        """The task: this model on the training rows."""
+        """The task: this model on the training rows; `validation` is a share of them where the data have none."""
         return Task(
             self.module(seed),
             data.train,
             _LIKELIHOODS[self.likelihood],
-            GaussianPrior(prior_precision),
-            validation=validation or None,
+            prior,
+            validation=(validation or None) if data.validation is None else data.validation,
             parameters=parameters,
             augment=augment,
         )
@@ -99,7 +97,7 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     if content is None:
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
-    if ".py:" in content["model"]:  # those of the package are where they were
+    if names_function(content["model"]):  # those of the package are where they were
         lists["model"] = model or _found(folder, content["model"])
     recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
@@ -111,11 +109,13 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     path = own_path(name)
     columns = tuple(recipe.preprocessing.get("columns", ()))
     known = Known(columns, recipe.preprocessing.get("target"), "classes" if recipe.class_names else "numbers")
-    data = load(name, data_dir) if path is None else read_own(path, 0, known)
+    choices = recipe.choices if name == recipe.data else {}
+    seed = int(choices.get("seed", 0))
+    data = load(name, data_dir, **choices) if path is None else read_own(path, seed, known)
     if path is not None and not _prepared_alike(recipe, data):
         # Of the raw values: in single precision an outlier among the rows would have rounded the others away.
         known = known._replace(prepared=lambda raw: prepare(_shaped(recipe, raw, name, path), recipe.preprocessing))
-        data = read_own(path, 0, known)
+        data = read_own(path, seed, known)
         data = replace(data, preprocessing=recipe.preprocessing | data.preprocessing)
     train, test = (
         TensorDataset(_as_known(recipe, x, data, name), _targets(recipe, y, data, name))
@@ -145,7 +145,7 @@ def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inpu
     path = own_path(name)
     files: tuple[str, ...] = ()
     if path is None:
-        data = load(name, data_dir)
+        data = load(name, data_dir, **(recipe.choices if name == recipe.data else {}))
         x = _as_known(recipe, data.test.tensors[0], data, name)
     else:
         if path.suffix == ".csv" and len(recipe.input_shape) != 1:
@@ -206,10 +206,16 @@ def _targets(recipe: Recipe, y: Tensor, data: DataSet, name: str) -> Tensor:
     return labels.float().unsqueeze(1) if recipe.likelihood == "bernoulli" else labels
 
 
+def _whole_path(source: str) -> str:
+    """A name as it is; a path from the root, so that the posterior can be used from another folder."""
+    if names_function(source):
+        path, _, function = source.rpartition(":")
+        return f"{Path(path).resolve()}:{function}"
+    return source
+
+
 def _found(folder: Path, model: str) -> str:
     """The stored model; where its file is gone, the file of that name in the current folder."""
-    if ".py:" not in model:
-        return model
     path, function = model.rsplit(":", 1)
     here = Path(path).name
     if Path(path).is_file():
@@ -222,15 +228,12 @@ def _found(folder: Path, model: str) -> str:
 
 
 def _from_file(reference: str) -> nn.Module:
-    path, name = reference.rsplit(":", 1)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise FileNotFoundError(f"--model {reference}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise ValueError(f"--model {reference}: {path} has no function {name}")
-    built = getattr(module, name)()
+    try:
+        function = named_function(reference)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"--model {error}") from error
+    built = function()
     if not isinstance(built, nn.Module):
+        name = reference.rpartition(":")[2]
         raise ValueError(f"--model {reference}: {name}() returned a {type(built).__name__}, not a torch module")
     return built

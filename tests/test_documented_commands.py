@@ -11,7 +11,9 @@ import pytest
 from torch.utils.data import TensorDataset
 
 from caveat import cli, data
+from caveat.cli.commands import VERBS
 from caveat.methods import Checks
+from caveat.priors import GaussianPrior
 from caveat.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -63,9 +65,8 @@ def first_rows(source: str) -> data.DataSet:
 def understood(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the command line would run, in place of running it."""
     found: list[tuple[Any, ...]] = []
-    for verb in vars(cli).values():
-        if dataclasses.is_dataclass(verb) and hasattr(verb, "run"):
-            monkeypatch.setattr(verb, "run", lambda *given: found.append(given))
+    for verb in VERBS:
+        monkeypatch.setattr(verb, "run", lambda *given: found.append(given))
     return found
 
 
@@ -97,6 +98,6 @@ def test_a_documented_fit_has_a_model_for_its_data(command: Shown, understood: l
     except FileNotFoundError as error:
         pytest.skip(str(error))
     recipe = Recipe.of(rows, verb.data, verb.model, verb.likelihood)
-    task = recipe.task(rows, seed=0, prior_precision=1.0, parameters=verb.parameters, validation=verb.validation)
+    task = recipe.task(rows, seed=0, prior=GaussianPrior(1.0), parameters=verb.parameters, validation=verb.validation)
     if isinstance(method, Checks):
         method.check(task, task.network.device)

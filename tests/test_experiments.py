@@ -1,39 +1,44 @@
 """The experiments are whole: files plan, grids build, one cell of a kind runs, and what the READMEs name is there."""
 
 import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from torch.utils.data import TensorDataset
 
-from caveat.bench import cells_of, read_experiment
+from caveat.bench import Place, cells_of, read_experiment, run_bench
 from caveat.bench.cells import task_of
 from caveat.data import DataSet
-from caveat.methods import discover
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
-FOLDER = EXPERIMENTS / "ssvi"
 FILES = sorted(EXPERIMENTS.rglob("*.toml"))
 READMES = sorted(EXPERIMENTS.rglob("README.md"))
 NAMED = re.compile(r"[\w./-]+\.(?:py|toml|csv|png|md)\b")
 BY_BENCH = {"summary.csv"}  # that `caveat bench` writes into its folder of results
-OWN = ("problems", "cells", "tables", "run")
 
 
 @pytest.fixture
-def ssvi(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """The experiment's modules, which other experiments have by the same names."""
-    monkeypatch.syspath_prepend(FOLDER)
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a script of the experiments by its path; others have modules of the same names."""
+    before = set(sys.modules)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield {name: import_module(name) for name in OWN}
-    for name in OWN:
-        sys.modules.pop(name, None)
+
+    def imported(path: str) -> ModuleType:
+        monkeypatch.syspath_prepend((EXPERIMENTS / path).parent)
+        return import_module(Path(path).stem)
+
+    yield imported
+    for name in set(sys.modules) - before:
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(EXPERIMENTS):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
@@ -56,7 +61,7 @@ def test_the_networks_of_an_experiment_file_take_its_data(file: Path) -> None:
         except FileNotFoundError:
             absent.append(cell.data.name)
             continue
-        _, task = task_of(experiment, cell, found)
+        _, task = task_of(cell, found, cell.candidates[0])
         x, y = (tensor[:2] for tensor in found.train.tensors)
         assert task.network(task.network.params(), x).shape[0] == len(y)
     if absent:
@@ -84,76 +89,75 @@ def test_every_script_and_result_of_the_experiments_is_named() -> None:
             assert any(name in text for name in names), f"{file.relative_to(ROOT)} is in no README"
 
 
-def test_every_cell_of_ssvi_is_a_method_and_its_settings_are_chosen_by_cells(ssvi: dict[str, ModuleType]) -> None:
-    grid = ssvi["cells"]
-    every = list(grid.cells(3))
-    names = [cell.name for cell in every]
-    assert len(set(names)) == len(names)
-    known = {type(method.quick).__name__ for method in discover().values()}
-    for cell in every:
-        assert {need.name for need in cell.needs} <= set(names)
-        assert grid.chosen(cell, {}) is None or cell.question == "choose"
-        settings = grid.chosen(cell, {need.name: place for place, need in enumerate(cell.needs)})
-        assert type(grid.method_of(cell, settings)).__name__ in known
-    assert {cell.setting for cell in every if cell.question == "sweep"} == {"0", "50", "80", "90", "95", "98", "99"}
-
-
-def test_settings_are_those_of_lowest_validation_nll(ssvi: dict[str, ModuleType]) -> None:
-    grid = ssvi["cells"]
-    cell = grid.Cell("sweep", "mnist", "channel", "90", 1)
-    scored = {need.name: 1.0 for need in cell.needs}
-    best = cell.needs[5]
-    assert best.name.startswith("choose/fashion_mnist/ssvi/")
-    assert str(grid.chosen(cell, scored | {best.name: 0.5})) == best.setting
-
-
-def test_a_quick_cell_of_ssvi_is_measured_and_in_the_tables(
-    ssvi: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_tables_are_made_from_earlier_and_from_new_results(
+    script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid, run = ssvi["cells"], ssvi["run"]
-    place = grid.Place(ssvi["problems"].Source(), "cpu", quick=True)
-    settings = grid.candidates("digits", "ssvi")[0]
-    path = tmp_path / "results.csv"
-    for question, setting in (("sweep", "95"), ("criterion", "magnitude")):
-        run.write(path, grid.run_cell(grid.Cell(question, "digits", "ssvi", setting, 0), settings, place))
-    sweep, _ = run.read(path)
-    assert 0.94 < float(sweep["sparsity"]) < 0.96
-    assert float(sweep["training_flops"]) > 0
-    assert float(sweep["inference_flops"]) > 0
-    assert run.main(["--summary", "--csv", str(path)]) == 0
-    assert "| SSVI 95% |" in capsys.readouterr().out
+    """One quick cell of each kind; its numbers stand where those of results.csv would."""
+    tables = script("ssvi/tables.py")
+    tables.summarise(tables.Results.of_csv(EXPERIMENTS / "ssvi" / "results.csv"))
+    assert "| SSVI 95% | 0.9629 ±0.0025 | 0.149 ±0.007 |" in capsys.readouterr().out
+    out = quick("ssvi/digits.toml", tmp_path, "digits/*/ssvi, density 0.05/0", "digits/*/removal, criterion snr/0")
+    found = tables.Results.of_bench([out])
+    tables.summarise(found)
+    printed = capsys.readouterr().out
+    (row,) = (row for (what, _, _), row in found.rows.items() if what == ("sweep", "ssvi", "95"))
+    assert 0.94 < float(row["sparsity"]) < 0.96
+    assert float(row["training_flops"]) > 0
+    assert f"| SSVI 95% | {float(row['accuracy']):.4f} | {float(row['nll']):.3f} |" in printed
+    assert ("criterion", "ssvi", "snr") in {what for what, _, _ in found.rows}
 
 
-def test_rows_come_back_from_an_exported_file(
-    ssvi: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tables_of_a_posterior_compared_with_hmc(
+    script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problems = ssvi["problems"]
-    monkeypatch.setattr(problems, "PROBLEMS", {"digits": problems.PROBLEMS["digits"]})
-    problems.export(tmp_path / "rows.npz", 1, None)
-    own, copied = (problems.problem("digits", 0, problems.Source(f)) for f in (None, tmp_path / "rows.npz"))
-    for part in ("train", "validation", "test"):
-        (x, y), (again, labels) = getattr(own, part).tensors, getattr(copied, part).tensors
-        assert y.equal(labels)
-        assert (x - again).abs().max() < 1e-5
+    tables = script("hmc/tables.py")
+    tables.summarise(tables.Results.of_csv(EXPERIMENTS / "hmc" / "results.csv"))
+    assert "| 0.03 | 0.972 | 0.113 | -0.019 |" in capsys.readouterr().out
+    out = quick("hmc/posteriors.toml", tmp_path, "digits/*/mc_dropout/0", "digits/*/wide_hmc, temperature 0.1/0")
+    found = tables.Results.of_bench(out)
+    assert set(found.values("mc_dropout", "digits", "total_variation", "corrupted")) == {0}
+    assert found.chosen["mc_dropout", "digits"][0] in ("rate 0.05", "rate 0.1", "rate 0.2", "rate 0.4")
+    assert not found.values("hmc", "digits", "total_variation"), "the reference is not compared with itself"
+    assert found.at("wide_hmc, temperature 0.1", "digits", "nll", "rotation", 45)
+
+
+def quick(file: str, folder: Path, *cells: str) -> Path:
+    """Some cells of an experiment file, trained for a moment."""
+    text = (EXPERIMENTS / file).read_text()
+    for pattern, short in QUICK.items():
+        text = re.sub(pattern, short, text)
+    place = folder / Path(file).parent
+    shutil.copytree((EXPERIMENTS / file).parent, place, ignore=shutil.ignore_patterns("*.png", "*.csv"))
+    (place / Path(file).name).write_text(text)
+    target = Place(folder / "out", torch.device("cpu"))
+    done = run_bench(place / Path(file).name, target, only=cells, say=lambda _: None)
+    assert not done.failed
+    return done.out
+
+
+QUICK = {
+    r"epochs = \d+": "epochs = 2",
+    r"epochs = \[.*\]": "epochs = [1, 2]",
+    r"length = \d+": "length = 5",
+    r"warmup = 80": "warmup = 20",
+    r"\nchains = \d+": "\nchains = 2",
+}
 
 
 def test_the_second_table_has_all_eight_methods_and_goes_on_where_it_stopped(
-    ssvi: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    second = import_module("second_table")
-    try:
-        for name, scale in second.SCALES.items():
-            assert len(second.methods(scale, second.training_of(name, scale, "cpu"))) == 8
-        words = ["--quick", "--seeds", "1", "--csv", str(tmp_path / "table.csv")]
-        words += ["--methods", "RigL", "StructuredBayesianPruning"]
-        assert second.main(words) == 0
-        rows = second.read(tmp_path / "table.csv")
-        assert [row["method"] for row in rows] == ["RigL", "StructuredBayesianPruning"]
-        assert rows[1]["left"].startswith("1: ")
-        for column in ("accuracy", "nll", "bytes", "training_flops", "seconds", "predict", "pass"):
-            assert all(float(row[column]) > 0 for row in rows)
-        assert second.main(words) == 0
-        assert len(second.read(tmp_path / "table.csv")) == 2
-        assert "| RigL |" in capsys.readouterr().out
-    finally:
-        sys.modules.pop("second_table", None)
+    second = script("ssvi/second_table.py")
+    for name, scale in second.SCALES.items():
+        assert len(second.methods(scale, second.training_of(name, scale, "cpu"))) == 8
+    words = ["--quick", "--seeds", "1", "--csv", str(tmp_path / "table.csv")]
+    words += ["--methods", "RigL", "StructuredBayesianPruning"]
+    assert second.main(words) == 0
+    rows = second.read(tmp_path / "table.csv")
+    assert [row["method"] for row in rows] == ["RigL", "StructuredBayesianPruning"]
+    assert rows[1]["left"].startswith("1: ")
+    for column in ("accuracy", "nll", "bytes", "training_flops", "seconds", "predict", "pass"):
+        assert all(float(row[column]) > 0 for row in rows)
+    assert second.main(words) == 0
+    assert len(second.read(tmp_path / "table.csv")) == 2
+    assert "| RigL |" in capsys.readouterr().out

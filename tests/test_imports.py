@@ -1,6 +1,7 @@
-"""The folders are the architecture: imports point one way only, and importing is quick."""
+"""The folders are the architecture: imports point one way, rooms are entered by their doors, importing is quick."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,69 @@ LAYERS = [
     {"methods"},
     {"posterior", "fitting", "deploy", "bayesian_linear_model"},
     {"evaluate"},
-    {"report"},
-    {"recipe", "reference"},
+    {"recipe", "references"},
     {"bench"},
-    {"demo", "cli", "__init__"},
+    {"report"},
+    {"cli", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+
+# A room is a folder with one idea. Its files may import from the rooms named here and from the floor, and anyone
+# outside of it imports from its door, the `__init__`. Every folder below a parent with rooms is a room.
+ROOMS: dict[str, set[str]] = {
+    "engine/training": set(),
+    "engine/row_gradients": set(),
+    "engine/tangents": set(),
+    "engine/linear_model": set(),
+    "engine/sparse": set(),
+    "engine/linearised": {"engine/linear_model", "engine/row_gradients", "engine/tangents"},
+    "engine/laplace": {"engine/row_gradients"},
+    "engine/channels": {"engine/sparse", "engine/training"},
+    "engine/variational": {"engine/channels", "engine/sparse", "engine/training"},
+    "engine/chains": {"engine/training"},
+    "engine/sparse_chains": {
+        "engine/chains",
+        "engine/channels",
+        "engine/sparse",
+        "engine/training",
+        "engine/variational",
+    },
+    "bench/plan": set(),
+    "evaluate/metrics": set(),
+    "evaluate/predictions": set(),
+    "evaluate/diagnosis": set(),
+    "evaluate/comparison": {"evaluate/metrics"},
+    "evaluate/fidelity": {"evaluate/metrics", "evaluate/predictions"},
+    "evaluate/scoring": {"evaluate/metrics", "evaluate/predictions", "evaluate/fidelity"},
+    "report/saved": set(),
+    "report/numbers": {"report/saved"},
+    "report/draw": {"report/saved", "report/numbers"},
+    "report/runs_page": {"report/saved", "report/numbers", "report/draw"},
+    "report/bench_page": {"report/saved", "report/numbers", "report/draw"},
+    "report/chains_page": {"report/draw"},
+}
+# Files beside the rooms that the rooms may import. Others beside them, the door of the parent first, stand above.
+FLOOR: dict[str, set[str]] = {
+    "engine": {
+        "cost",
+        "distributed",
+        "flat_weights",
+        "fresh_weights",
+        "golden_section",
+        "method",
+        "replicas",
+        "run",
+        "torch_settings",
+        "weight_draws",
+        "working_memory",
+    },
+    "evaluate": set(),
+    "bench": set(),
+    "report": {"wording"},
+}
+
+MOST_FILES = 15  # Python files of a folder; `methods` has one a method
+WITHOUT_LIMIT = {"methods"}
 
 
 def part(path: Path) -> str:
@@ -31,24 +89,74 @@ def part(path: Path) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
-def imported(path: Path) -> set[str]:
-    """The parts of the package that a file imports, anywhere in it."""
-    found = set()
+def names_imported(path: Path) -> set[str]:
+    """The dotted names that a file imports from the package, anywhere in it."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("caveat.")}
-    return found & HEIGHT.keys()
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.startswith("caveat.")}
+
+
+def modules_imported(path: Path) -> set[Path]:
+    """The modules of the package that a file imports from, as paths below it, without an ending."""
+    modules = set()
+    for name in names_imported(path):
+        module = Path(*name.split(".")[1:])
+        exists = (PACKAGE / module).is_dir() or (PACKAGE / module).with_suffix(".py").is_file()
+        modules.add(module if exists else module.parent)
+    return modules
+
+
+def room_of(module: Path) -> str | None:
+    """The room that a file or a module is in."""
+    return next((room for room in ROOMS if module.is_relative_to(room)), None)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_point_one_way(path: Path) -> None:
     own = part(path)
     assert own in HEIGHT, f"{own} is in no layer"
-    for other in imported(path):
+    for other in {name.split(".")[1] for name in names_imported(path)} & HEIGHT.keys():
         assert HEIGHT[other] <= HEIGHT[own], f"{own} imports {other}, which is above it"
         assert own != "methods" or other != "methods" or path.stem == "__init__", "methods never import methods"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_rooms_are_entered_by_their_doors_and_from_above(path: Path) -> None:
+    here = path.relative_to(PACKAGE)
+    own = room_of(here)
+    for module in modules_imported(path):
+        room, parent = room_of(module), module.parts[0] if module.parts else ""
+        if room is not None and room != own:
+            assert module == Path(room), f"{here} imports {module}: outsiders import from the door, {room}"
+            assert own is None or own.split("/")[0] != parent or room in ROOMS[own], f"{own} must not import {room}"
+        elif room is None and own is not None and own.split("/")[0] == parent:
+            is_floor = len(module.parts) > 1 and module.parts[1] in FLOOR[parent]
+            assert is_floor, f"{here} imports {module}, which is above its room"
+
+
+def test_the_rooms_form_a_graph_without_cycles() -> None:
+    order = list(graphlib.TopologicalSorter(ROOMS).static_order())  # a cycle is an error
+    assert set(order) == set(ROOMS), "a room may import only rooms that there are"
+    for parent in FLOOR:
+        folders = {f"{parent}/{door.parent.name}" for door in (PACKAGE / parent).glob("*/__init__.py")}
+        assert folders == {room for room in ROOMS if room.split("/")[0] == parent}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_doors_say_what_is_behind_them_and_who_comes_in(room: str) -> None:
+    door = ast.parse((PACKAGE / room / "__init__.py").read_text())
+    assert "Called by" in (ast.get_docstring(door) or "")
+    assert all(isinstance(node, ast.Expr | ast.ImportFrom | ast.Assign) for node in door.body), "a door holds no code"
+
+
+def test_folders_are_small_enough_to_take_in() -> None:
+    for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
+        if folder.name not in WITHOUT_LIMIT:
+            assert len(list(folder.glob("*.py"))) <= MOST_FILES, f"{folder.relative_to(PACKAGE)} needs rooms"
 
 
 def test_importing_costs_little_more_than_torch() -> None:

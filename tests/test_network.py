@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from caveat import Categorical, GaussianPrior, Network
-from caveat.fresh_weights import FreshWeights
+from caveat.engine.fresh_weights import FreshWeights
 
 
 class Everything(nn.Module):

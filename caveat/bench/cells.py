@@ -1,6 +1,7 @@
 """One cell: fit the posterior or go on with it, score it, and keep what tables and pages are made from.
 
 cells/<name>/posterior/         what `caveat fit` writes; posterior.partial while it is not finished
+cells/<name>/candidates/        the same of each candidate until one is chosen; their NLL stays in candidates.json
 cells/<name>/metrics.json       what `caveat evaluate` writes, with predictions/*.npz (at most `kept_rows` rows)
 cells/<name>/scores/*.npz       a few numbers for every row scored
 cells/<name>/plane.npz          predictions over a grid, where inputs are one or two numbers
@@ -13,25 +14,24 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from caveat.bench.conditions import Conditions, conditions, plane, spread
-from caveat.bench.experiment import AUGMENT, Experiment
-from caveat.bench.grid import Cell, evaluation_key, is_fitted
+from caveat.bench.conditions import conditions_of, plane, spread
+from caveat.bench.plan import AUGMENT, Cell, Choice, Experiment, evaluation_key, is_fitted, prior_of
 from caveat.bench.rows import row_scores
-from caveat.data import DataSet
+from caveat.bench.tuning import chosen_candidate, fit_best
+from caveat.data import Conditions, DataSet
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info
-from caveat.evaluate import evaluate
-from caveat.evaluate.evaluation import predict_rows
+from caveat.evaluate import ReferenceSet, evaluate
+from caveat.evaluate.predictions import predict_rows
 from caveat.fitting import fit
 from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior
-from caveat.reference import load_reference
+from caveat.references import load_reference
 from caveat.rows import Rows
 from caveat.storage import FORMAT, write_arrays, write_json
 from caveat.task import Task
@@ -82,16 +82,18 @@ def record_failure(folder: Path, cell: Cell, error: str, trace: str) -> None:
 
 
 def _run(experiment: Experiment, cell: Cell, place: Place, folder: Path) -> float | None:
-    found = conditions(cell.data, experiment.shifts, experiment.ood, experiment.test_rows, place.data_dir)
+    tests = conditions_of(cell.problem, cell.data, place.data_dir)
     start = None
     if cell.start is not None:
         if not is_fitted(place.out, cell.start):
             raise RuntimeError(f"the MAP that it starts from was not fitted, see cells/{cell.start}/failure.json")
         start, _ = read_posterior(place.out / "cells" / cell.start / "posterior", place.device)
-    posterior = _posterior(experiment, cell, place, folder / "posterior", found, start)
+    if cell.reference is not None and not is_fitted(place.out, cell.reference):
+        raise RuntimeError(f"the reference was not fitted, see cells/{cell.reference}/failure.json")
+    posterior = _posterior(cell, place, folder, tests.data, start)
     ranks = current_ranks(place.device)
     try:  # one rank scores, the others wait for it
-        return _score(experiment, cell, place, folder, found, posterior, start) if ranks.first else None
+        return _score(experiment, cell, place, folder, tests, posterior, start) if ranks.first else None
     finally:
         ranks.wait()
 
@@ -101,7 +103,7 @@ def _score(
     cell: Cell,
     place: Place,
     folder: Path,
-    found: Conditions,
+    tests: Conditions,
     posterior: Posterior,
     start: Posterior | None,
 ) -> float | None:
@@ -110,12 +112,12 @@ def _score(
     (folder / "result.json").unlink(missing_ok=True)  # of an earlier evaluation, whose files are replaced now
     scores = evaluate(
         posterior,
-        found.inside,
-        ood=found.outside,
-        reference=_reference(experiment, cell),
+        tests.inside,
+        ood=tests.outside,
+        reference=_reference(experiment, cell, place),
         folder=folder,
         label=f"{cell.label} seed {cell.seed}",
-        class_names=found.data.class_names,
+        class_names=tests.data.class_names,
         seed=cell.seed,
         progress=place.progress,
     )
@@ -123,7 +125,7 @@ def _score(
         stale.unlink()
     for file in [scored.file for scored in scores.data if scored.file]:
         _keep_rows(folder, file, scores.kind, experiment.kept_rows)
-    grid = plane(found.data)
+    grid = plane(tests.data)
     if grid is not None:
         rows = Rows(TensorDataset(grid), needs_targets=False)
         predicted = predict_rows(posterior, rows, seed=cell.seed, progress=False)
@@ -131,54 +133,68 @@ def _score(
     result = {
         "format": FORMAT,
         "data": dataclasses.asdict(cell.data),
-        "model": experiment.models[cell.model],
+        "model": cell.problem.models[cell.model],
         "seed": cell.seed,
         "start": cell.start,
+        "reference": cell.reference,
+        "chosen": chosen_candidate(folder),
         "evaluation": evaluation_key(experiment, cell),
-        "cost": _cost(posterior, start, found),
+        "cost": _cost(posterior, start, tests),
         "seconds": posterior.info.seconds + time.monotonic() - began,  # what another such cell will take
     }
     write_json(folder / "result.json", result)
     return scores.data[0].metrics["nll"].mean
 
 
-def _posterior(
-    experiment: Experiment, cell: Cell, place: Place, folder: Path, found: Conditions, start: Posterior | None
-) -> Posterior:
+def _posterior(cell: Cell, place: Place, folder: Path, data: DataSet, start: Posterior | None) -> Posterior:
     """The fit, gone on with where it was stopped; read where it was finished."""
-    if folder.exists():
-        return read_posterior(folder, place.device)[0]
-    recipe, task = task_of(experiment, cell, found.data)
-    return fit(
-        task,
-        cell.method,
-        start=start,
-        seed=cell.seed,
-        device=place.device,
-        folder=folder,
-        note={"recipe": dataclasses.asdict(recipe)},
-        progress=place.progress,
-    )
+
+    def fitted(choice: Choice, into: Path) -> tuple[Task, Posterior]:
+        recipe, task = task_of(cell, data, choice)
+        if into.exists():
+            return task, read_posterior(into, place.device)[0]
+        posterior = fit(
+            task,
+            choice.method,
+            start=start,
+            seed=cell.seed,
+            device=place.device,
+            folder=into,
+            note={"recipe": dataclasses.asdict(recipe)},
+            progress=place.progress,
+        )
+        return task, posterior
+
+    if not (folder / "posterior").exists():
+        if len(cell.candidates) == 1:
+            return fitted(cell.candidates[0], folder / "posterior")[1]
+        fit_best(cell, folder, place.device, fitted)
+    return read_posterior(folder / "posterior", place.device)[0]
 
 
-def task_of(experiment: Experiment, cell: Cell, data: DataSet) -> tuple[Recipe, Task]:
-    """What a cell is fitted to."""
-    if experiment.train_rows is not None:
-        rows = spread(len(data.train), experiment.train_rows)
+def task_of(cell: Cell, data: DataSet, choice: Choice) -> tuple[Recipe, Task]:
+    """What a candidate of a cell is fitted to."""
+    problem = cell.problem
+    if problem.train_rows is not None:
+        rows = spread(len(data.train), problem.train_rows)
         data = dataclasses.replace(data, train=TensorDataset(*(tensor[rows] for tensor in data.train.tensors)))
-    recipe = Recipe.of(data, cell.data.name, experiment.models[cell.model], experiment.likelihood)
+    source = cell.data
+    choices = {"split": source.split, "gap": source.gap, "seed": source.seed}
+    recipe = Recipe.of(data, source.name, problem.models[cell.model], problem.likelihood, choices)
     task = recipe.task(
         data,
         seed=cell.seed,
-        prior_precision=experiment.prior_precision,
-        parameters=experiment.parameters,
-        validation=experiment.validation,
-        augment=None if experiment.augment is None else AUGMENT[experiment.augment],
+        prior=prior_of(choice.prior, choice.prior_precision, data),
+        parameters=problem.parameters,
+        validation=problem.validation,
+        augment=None if problem.augment is None else AUGMENT[problem.augment],
     )
     return recipe, task
 
 
-def _reference(experiment: Experiment, cell: Cell) -> Any:
+def _reference(experiment: Experiment, cell: Cell, place: Place) -> Posterior | ReferenceSet | None:
+    if cell.reference is not None:
+        return read_posterior(place.out / "cells" / cell.reference / "posterior", place.device)[0]
     name = experiment.reference.get(cell.data.label)
     return None if name is None else load_reference(name)
 
@@ -195,10 +211,10 @@ def _keep_rows(folder: Path, file: str, kind: str, count: int) -> None:
         write_arrays(folder / file, cut)
 
 
-def _cost(posterior: Posterior, start: Posterior | None, found: Conditions) -> dict[str, float | None]:
+def _cost(posterior: Posterior, start: Posterior | None, tests: Conditions) -> dict[str, float | None]:
     """What the fit cost, the MAP that it started from included, and a prediction; None where nobody counted."""
     infos: list[Info] = [posterior.info] + ([start.info] if start is not None else [])
-    x = found.inside["clean"].tensors[0][:_TIMED_ROWS]
+    x = tests.inside["clean"].tensors[0][:_TIMED_ROWS]
     posterior.predict(x[:2])  # kernels are compiled and caches filled
     began = time.perf_counter()
     posterior.predict(x)

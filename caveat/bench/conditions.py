@@ -1,12 +1,10 @@
-"""What a cell is scored on: the test rows of a data set, clean, shifted, and inputs from outside.
+"""What the cells of a problem are scored on, made once for all cells of a process, and inputs to be looked at.
 
 Shifts and outside data are drawn by a fixed seed, whatever the seed of the training: every cell sees the same rows, so
-that methods can be compared row by row.
+that methods can be compared row by row. Only where each seed draws rows of its own, it draws their shifts too.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,73 +14,36 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from caveat import data as sets
-from caveat.data.ood import MADE_FOR_IMAGES, MADE_FOR_TABLES, OTHER_IMAGES
-from caveat.data.shifts import known_shift, shifted
+from caveat.bench.plan import Problem, Source
+from caveat.data import Conditions, DataSet, conditions
 
-__all__ = [
-    "Conditions",
-    "Source",
-    "check_shift",
-    "condition_bytes",
-    "conditions",
-    "outside_names",
-    "plane",
-    "shown_inputs",
-    "spread",
-]
+__all__ = ["condition_bytes", "conditions_of", "plane", "shown_inputs", "spread"]
 
-_SEED = 0
 _KEPT_BYTES = 1 << 30  # of shifted rows that stay in memory; more of them are made anew for each cell
 _SHOWN = 200  # inputs of a condition that are kept to be looked at
+Shifts = tuple[tuple[str, tuple[float, ...]], ...]
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set and the choices that `caveat.data.load` offers."""
-
-    label: str
-    name: str
-    split: int = 0
-    gap: bool = False
-    seed: int = 0
-
-    def load(self, data_dir: Path | None) -> sets.DataSet:
-        """The data set."""
-        return sets.load(self.name, data_dir, split=self.split, gap=self.gap, seed=self.seed)
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """A data set, its test rows clean and shifted (as `evaluate` takes them), and inputs from outside."""
-
-    data: sets.DataSet
-    inside: dict[str, Any]
-    outside: dict[str, TensorDataset]
+def conditions_of(problem: Problem, source: Source, data_dir: Path | None) -> Conditions:
+    """All that the cells of a problem are scored on, on the data set as a seed sees it."""
+    return _conditions(source, problem.shifts, problem.ood, problem.test_rows, data_dir)
 
 
 @lru_cache(maxsize=2)
-def conditions(
-    source: Source,
-    shifts: tuple[tuple[str, tuple[float, ...]], ...],
-    ood: tuple[str, ...],
-    test_rows: int | None,
-    data_dir: Path | None,
+def _conditions(
+    source: Source, shifts: Shifts, ood: tuple[str, ...], test_rows: int | None, data_dir: Path | None
 ) -> Conditions:
-    """All that the cells of a data set are scored on; kept for the next cell of this process."""
     data = source.load(data_dir)
     rows = spread(len(data.test), test_rows)
     data = dataclasses.replace(data, test=TensorDataset(*(tensor[rows] for tensor in data.test.tensors)))
-    inside: dict[str, Any] = {"clean": data.test}
-    small = condition_bytes(data, shifts) < _KEPT_BYTES
-    for name, severities in shifts:
-        family = shifted(data, name, severities, _SEED)
-        inside[name] = {severity: _made(rows) if small else rows for severity, rows in family.items()}
-    outside = {name: sets.out_of_distribution(name, data, data_dir, seed=_SEED) for name in ood}
-    for name, found in outside.items():
-        (inputs,) = found.tensors
-        outside[name] = TensorDataset(inputs[spread(len(inputs), test_rows)])
-    return Conditions(data, inside, outside)
+    seed = source.seed if source.redraw else 0
+    tests = conditions(data, shifts=dict(shifts), ood=ood, data_dir=data_dir, seed=seed)
+    inside = tests.inside
+    if condition_bytes(data, shifts) < _KEPT_BYTES:
+        inside = {name: part if name == "clean" else _in_memory(part) for name, part in inside.items()}
+    outside = {name: part.tensors[0] for name, part in tests.outside.items()}
+    few = {name: TensorDataset(inputs[spread(len(inputs), test_rows)]) for name, inputs in outside.items()}
+    return Conditions(data, inside, few)
 
 
 def spread(count: int, wanted: int | None) -> Tensor:
@@ -92,35 +53,24 @@ def spread(count: int, wanted: int | None) -> Tensor:
     return torch.linspace(0, count - 1, wanted, dtype=torch.float64).round().long()
 
 
-def outside_names() -> list[str]:
-    """Every name that inputs from outside may have."""
-    return list(dict.fromkeys([*MADE_FOR_IMAGES, *MADE_FOR_TABLES, *OTHER_IMAGES]))
-
-
-def check_shift(name: str, severities: Sequence[Any]) -> None:
-    """Refuse a shift that there is not, or a severity that it does not have."""
-    found = known_shift(name)
-    if not severities or len(set(severities)) < len(severities):
-        raise ValueError(f"must be different severities, as in {list(found.severities)}; got {severities}")
-    for severity in severities:
-        if isinstance(severity, bool) or not isinstance(severity, int | float):
-            raise ValueError(f"severities are numbers ({found.unit}), got {severity!r}")
-        found.check(severity)
-
-
-def condition_bytes(data: sets.DataSet, shifts: tuple[tuple[str, tuple[float, ...]], ...]) -> int:
+def condition_bytes(data: DataSet, shifts: Shifts) -> int:
     """The memory of the test rows at all severities of all shifts, once they are made."""
     x = data.test.tensors[0]
     return x.numel() * x.element_size() * sum(len(severities) for _, severities in shifts)
 
 
-def _made(rows: Any) -> TensorDataset:
-    """Shifted rows made at once, for all cells of this process."""
-    x, y = zip(*rows.__getitems__(list(range(len(rows)))), strict=True)
-    return TensorDataset(torch.stack(x), torch.stack(y))
+def _in_memory(family: dict[float, Any]) -> dict[float, TensorDataset]:
+    """The severities of a shift as tensors, for all cells of this process."""
+    tensors = {}
+    for severity, rows in family.items():
+        if not isinstance(rows, TensorDataset):
+            x, y = zip(*rows.__getitems__(list(range(len(rows)))), strict=True)
+            rows = TensorDataset(torch.stack(x), torch.stack(y))
+        tensors[severity] = rows
+    return tensors
 
 
-def plane(data: sets.DataSet) -> Tensor | None:
+def plane(data: DataSet) -> Tensor | None:
     """A grid of inputs to draw predictions over, half a range beyond the training rows; None for more than two numbers.
 
     [200, 1] along a line, or [3600, 2], 60 by 60, of which the first number changes last.
@@ -134,23 +84,23 @@ def plane(data: sets.DataSet) -> Tensor | None:
     return torch.cartesian_prod(*axes).reshape(-1, x.shape[1])
 
 
-def shown_inputs(found: Conditions, kept_rows: int) -> dict[str, dict[str, np.ndarray]]:
+def shown_inputs(tests: Conditions, kept_rows: int) -> dict[str, dict[str, np.ndarray]]:
     """Some inputs of each condition by name, to be looked at: `rows`, and `images` as bytes or `x` as numbers.
 
     Of a shift only the most severe is kept. They are among the `kept_rows` whose whole predictions are kept.
     """
-    parts: dict[str, Any] = {"clean": found.data.test}
-    for name, by_severity in found.inside.items():
+    parts: dict[str, Any] = {"clean": tests.data.test}
+    for name, by_severity in tests.inside.items():
         if name != "clean":
             severity = max(by_severity)
             parts[f"{name} {severity:g}"] = by_severity[severity]
-    shown = parts | found.outside
-    return {name: _shown(part, found.data.preprocessing, kept_rows) for name, part in shown.items()}
+    shown = parts | tests.outside
+    return {name: _shown(part, tests.data.preprocessing, kept_rows) for name, part in shown.items()}
 
 
 def _shown(part: Any, preprocessing: dict[str, Any], kept_rows: int) -> dict[str, np.ndarray]:
-    kept = spread(len(part), kept_rows)
-    rows = kept[spread(len(kept), _SHOWN)]
+    among = spread(len(part), kept_rows)
+    rows = among[spread(len(among), _SHOWN)]
     inputs = torch.stack([part[i][0] for i in rows.tolist()])
     if inputs.ndim != 4:
         return {"rows": rows.numpy(), "x": inputs.float().numpy()}

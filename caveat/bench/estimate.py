@@ -18,14 +18,13 @@ from torch.utils.data import TensorDataset
 from caveat.bench.cells import Place, task_of
 from caveat.bench.checks import check_fits
 from caveat.bench.conditions import condition_bytes
-from caveat.bench.experiment import Experiment
-from caveat.bench.grid import Cell, evaluation_key, is_done
+from caveat.bench.plan import Cell, Experiment, evaluation_key, is_done
 from caveat.data import DataSet
 from caveat.engine.cost import words
 from caveat.engine.training import Training
+from caveat.evaluate.metrics import format_seconds
 from caveat.fitting import fit
 from caveat.methods import Method, discover
-from caveat.report.tables import format_seconds
 from caveat.storage import CorruptFile, read_json
 from caveat.task import Task
 
@@ -56,7 +55,7 @@ def estimates(experiment: Experiment, cells: Sequence[Cell], place: Place) -> li
         groups.setdefault((cell.data.label, cell.model, cell.label), []).append(cell)
     loaded: dict[str, DataSet] = {}
     speeds: dict[tuple[str, str], tuple[Task, float]] = {}
-    found = []
+    table = []
     for (data, model, method), members in groups.items():
         cell = members[0]
         done = sum(is_done(place.out, c, evaluation_key(experiment, c)) for c in members)
@@ -64,42 +63,43 @@ def estimates(experiment: Experiment, cells: Sequence[Cell], place: Place) -> li
             if data not in loaded:
                 loaded[data] = cell.data.load(place.data_dir)
             if (data, model) not in speeds:
-                speeds[data, model] = _speed(experiment, cell, loaded[data], place.device)
+                speeds[data, model] = _speed(cell, loaded[data], place.device)
             task, epoch = speeds[data, model]
-            memory = cell.method.memory(task.network) + condition_bytes(loaded[data], experiment.shifts)
+            memory = cell.method.memory(task.network) + condition_bytes(loaded[data], cell.problem.shifts)
         except (ValueError, OSError, ImportError) as error:
-            found.append(Estimate(data, model, method, len(members), done, None, f"cannot run: {error}", None))
+            table.append(Estimate(data, model, method, len(members), done, None, f"cannot run: {error}", None))
             continue
         measured = [s for c in members if (s := seconds_of(place.out, c)) is not None]
-        epochs = _epochs(cell.method)
+        each = [_epochs(choice.method) for choice in cell.candidates]
+        epochs = None if None in each else sum(filter(None, each))
         if measured:
             seconds, source = sum(measured) / len(measured), "finished cells"
         elif epochs is not None:
             seconds, source = epochs * epoch, f"{epochs:,} epochs of plain training"
         else:
             seconds, source = None, "not known before its first cell is done"
-        found.append(Estimate(data, model, method, len(members), done, seconds, source, memory))
-    return found
+        table.append(Estimate(data, model, method, len(members), done, seconds, source, memory))
+    return table
 
 
-def estimate_text(found: Sequence[Estimate], jobs: int) -> str:
+def estimate_text(table: Sequence[Estimate], jobs: int) -> str:
     """The grid as a table, and its sum."""
     heads = ("data", "model", "method", "cells", "done", "time of each", "memory", "from")
     lines = [
         (e.data, e.model, e.method, str(e.cells), str(e.done), format_seconds(e.seconds), _bytes(e.memory), e.source)
-        for e in found
+        for e in table
     ]
     widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
-    table = [
+    body = [
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
         for line in (heads, *lines)
     ]
-    total, done = sum(e.cells for e in found), sum(e.done for e in found)
-    left = sum((e.cells - e.done) * (e.seconds or 0.0) for e in found) / jobs
-    unknown = sum(e.cells - e.done for e in found if e.seconds is None)
+    total, done = sum(e.cells for e in table), sum(e.done for e in table)
+    left = sum((e.cells - e.done) * (e.seconds or 0.0) for e in table) / jobs
+    unknown = sum(e.cells - e.done for e in table if e.seconds is None)
     more = f", and {unknown} cells of unknown time" if unknown else ""
     return "\n".join(
-        [*table, "", f"{total} cells, {done} done; about {format_seconds(left)} left{more} ({jobs} at a time)"]
+        [*body, "", f"{total} cells, {done} done; about {format_seconds(left)} left{more} ({jobs} at a time)"]
     )
 
 
@@ -124,11 +124,11 @@ def seconds_left(known: Sequence[tuple[Cell, float]], left: Sequence[Cell], jobs
     return sum(map(expected, left)) / jobs
 
 
-def _speed(experiment: Experiment, cell: Cell, data: DataSet, device: torch.device) -> tuple[Task, float]:
+def _speed(cell: Cell, data: DataSet, device: torch.device) -> tuple[Task, float]:
     """The task, and the seconds of an epoch of training over all of its rows."""
-    _, task = task_of(experiment, cell, data)
+    _, task = task_of(cell, data, cell.candidates[0])
     some = TensorDataset(*(tensor[:_TIMED_ROWS] for tensor in data.train.tensors))
-    _, part = task_of(experiment, cell, dataclasses.replace(data, train=some))
+    _, part = task_of(cell, dataclasses.replace(data, train=some), cell.candidates[0])
     method = discover()["map"](training=Training(epochs=1))
     times = []
     for _ in range(2):  # the first warms up

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caveat.bench.experiment import MAP
+from caveat.bench.plan import MAP
 from caveat.bench.results import Result, Row
 
 __all__ = ["Guard", "guard_text", "guards"]
@@ -78,7 +78,7 @@ def guards(comparisons: Sequence[Row], with_map: Sequence[Row] = (), results: Se
     places: dict[tuple[str, ...], list[Row]] = {}
     for (*where, _), row in _chosen(comparisons):
         places.setdefault(tuple(where), []).append(row)
-    found = []
+    rails = []
     for (data, model, shift, role, metric), rows in places.items():
         verdicts = {row["method"]: _verdict(row) for row in rows}
         intervals = {row["method"]: (row["gain"], row["low"], row["high"]) for row in rows}
@@ -90,9 +90,9 @@ def guards(comparisons: Sequence[Row], with_map: Sequence[Row] = (), results: Se
         )
         baseline, over = rows[0]["baseline"], rows[0]["over"]
         here = [r for r in results if (r.cell.data.label, r.cell.model) == (data, model)]
-        said = _warned(here), tuple(dict.fromkeys(note for result in here for note in result.notes))
-        found.append(Guard(data, model, shift, role, metric, baseline, verdicts, intervals, marked, over, *said))
-    return found
+        said = _warned(here), tuple(dict.fromkeys(note for result in here for note in result.saved.notes))
+        rails.append(Guard(data, model, shift, role, metric, baseline, verdicts, intervals, marked, over, *said))
+    return rails
 
 
 def _verdict(row: Row) -> str:
@@ -105,7 +105,7 @@ def _warned(results: Sequence[Result]) -> dict[str, tuple[str, ...]]:
     warned: dict[str, list[str]] = {}
     for result in results:
         texts = warned.setdefault(result.cell.label, [])
-        texts += [text for text in result.warnings if text not in texts]
+        texts += [text for text in result.saved.warnings if text not in texts]
     return {method: tuple(texts) for method, texts in warned.items() if texts}
 
 
@@ -119,10 +119,10 @@ def _chosen(comparisons: Sequence[Row]) -> list[tuple[tuple[str, ...], Row]]:
     ]
 
 
-def _cautions(found: Sequence[Guard]) -> list[str]:
+def _cautions(guards: Sequence[Guard]) -> list[str]:
     """Of each data set and model: the fits that warned, and how the reference is not of this model."""
     lines = []
-    for (data, model), guard in {(guard.data, guard.model): guard for guard in found}.items():
+    for (data, model), guard in {(guard.data, guard.model): guard for guard in guards}.items():
         if guard.warned:
             names = ", ".join(f"{method} ({len(texts)})" for method, texts in guard.warned.items())
             lines.append(f"{data}, {model}: fits with warnings: {names}; they are in metrics.json of the cells.")
@@ -135,26 +135,26 @@ def _cautions(found: Sequence[Guard]) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, 116, subsequent_indent="  ")]
 
 
-def guard_text(found: Sequence[Guard]) -> str:
+def guard_text(guards: Sequence[Guard]) -> str:
     """What `caveat bench` prints at its end."""
-    if not found:
+    if not guards:
         return "There is nothing to compare with the baseline."
-    baseline, over = found[0].baseline, found[0].over
+    baseline, over = guards[0].baseline, guards[0].over
     lines = [f"Against {baseline}: gains a row, positive is better than it, with 95% intervals over {over}."]
-    for guard in found:
+    for guard in guards:
         lines.append(guard.place)
         for word in WORDS:
             told = ", ".join(guard.told(method).replace(" ", "\xa0") for method in guard.of(word))  # kept together
             wrapped = textwrap.wrap(told, 116, initial_indent=f"  {word:<19}  ", subsequent_indent=" " * 23)
             lines += [line.replace("\xa0", " ") for line in wrapped]
-    if any(guard.marked for guard in found):
+    if any(guard.marked for guard in guards):
         lines.append(f"* not shown to be better than {MAP} there: a posterior is not what made the difference.")
-    lines += _cautions(found)
-    methods = dict.fromkeys(method for guard in found for method in guard.verdicts if method != MAP)
-    never = [m for m in methods if not any(m in guard.of("better") and m not in guard.marked for guard in found)]
+    lines += _cautions(guards)
+    methods = dict.fromkeys(method for guard in guards for method in guard.verdicts if method != MAP)
+    never = [m for m in methods if not any(m in guard.of("better") and m not in guard.marked for guard in guards)]
     if never:
         both = baseline if baseline == MAP else f"{baseline} and {MAP}"
         lines.append(f"Nowhere shown to be better than {both}: {', '.join(never)}.")
-    count = sum(len(guard.verdicts) for guard in found)
+    count = sum(len(guard.verdicts) for guard in guards)
     lines.append(f"Of {count} intervals about {max(1, round(count / 20))} will miss the truth by chance.")
     return "\n".join(lines)

@@ -10,59 +10,35 @@ s / sqrt(n), and empty for one seed. What was not measured is empty.
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from caveat.bench.experiment import Experiment
-from caveat.bench.grid import Cell, cells_of, evaluation_key, is_done
+from caveat.bench.cell_files import SavedCell, read_cell
+from caveat.bench.plan import Cell, Experiment, cells_of, evaluation_key, is_done
+from caveat.evaluate.comparison import over_seeds
 from caveat.files import whole_file
-from caveat.report.bench_runs import over_seeds
-from caveat.storage import read_json
 
-__all__ = ["CONDITION", "Result", "Row", "long_table", "read_results", "summary_table", "write_table"]
+__all__ = ["Result", "Row", "long_table", "mean_over_seeds", "read_results", "role_of", "summary_table", "write_table"]
 
 Row = dict[str, Any]
-CONDITION = ("data", "model", "shift", "severity")  # what a comparison is within
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished cell."""
+    """A finished cell: what it is, and what it has on disk."""
 
     cell: Cell
-    kind: str
-    parts: tuple[Row, ...]  # the entries of metrics.json
-    cost: dict[str, float | None]
-    folder: Path
-    warnings: tuple[str, ...] = ()  # of the fit
-    notes: tuple[str, ...] = ()  # what beside the method differs from the reference
-    _read: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
-
-    def rows(self, part: Row) -> dict[str, np.ndarray]:
-        """The numbers of every row of a part, see `caveat.bench.rows`; read once, until `forget`."""
-        if part["name"] not in self._read:
-            with np.load(self.folder / "scores" / Path(part["file"]).name, allow_pickle=False) as file:
-                self._read[part["name"]] = {name: file[name] for name in file.files}
-        return self._read[part["name"]]
-
-    def forget(self) -> None:
-        """Let go of the rows that were read."""
-        self._read.clear()
+    saved: SavedCell
 
 
 def read_results(experiment: Experiment, out: Path) -> list[Result]:
     """Every cell of the experiment that is done."""
-    found = []
-    for cell in cells_of(experiment):
-        if is_done(out, cell, evaluation_key(experiment, cell)):
-            folder = out / "cells" / cell.name
-            metrics, result = read_json(folder / "metrics.json"), read_json(folder / "result.json")
-            said = tuple(metrics["info"].get("warnings", ())), tuple(metrics.get("reference", {}).get("notes", ()))
-            found.append(Result(cell, metrics["kind"], tuple(metrics["data"]), result["cost"], folder, *said))
-    return found
+    return [
+        Result(cell, read_cell(out / "cells" / cell.name))
+        for cell in cells_of(experiment)
+        if is_done(out, cell, evaluation_key(experiment, cell))
+    ]
 
 
 def role_of(part: Row) -> str:
@@ -78,12 +54,12 @@ def long_table(results: Iterable[Result]) -> list[Row]:
     for result in results:
         cell = result.cell
         who = {"data": cell.data.label, "model": cell.model, "method": cell.label, "seed": cell.seed}
-        for part in result.parts:
+        for part in result.saved.parts:
             where = {"shift": part["family"], "severity": part["severity"]}
             for metric, score in part["metrics"].items():
                 measured = {"metric": metric, "value": score["mean"], "stderr": score["stderr"], "role": role_of(part)}
                 table.append(who | where | measured)
-        for metric, value in result.cost.items():
+        for metric, value in result.saved.cost.items():
             measured = {"metric": metric, "value": value, "stderr": None, "role": "cost"}
             table.append(who | {"shift": None, "severity": None} | measured)
     return table

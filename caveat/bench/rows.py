@@ -13,8 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from caveat.evaluate.calibration import reliability
-from caveat.evaluate.metrics import accuracy, brier, interval_coverage, squared_error
+from caveat.evaluate.metrics import accuracy, brier, interval_coverage, reliability, squared_error
 
 __all__ = ["row_scores"]
 
@@ -24,20 +23,20 @@ _BINS = 15
 def row_scores(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The numbers above from the arrays of a prediction file."""
     uncertainty = "entropy" if kind == "classification" else "variance"
-    found = {"rows": arrays["rows"]}
-    found |= {name: _per_row(arrays[name]) for name in (uncertainty, "epistemic")}
+    numbers = {"rows": arrays["rows"]}
+    numbers |= {name: _per_row(arrays[name]) for name in (uncertainty, "epistemic")}
     if "targets" not in arrays:
-        return found
-    found["log_prob"] = arrays["log_prob"]
+        return numbers
+    numbers["log_prob"] = arrays["log_prob"]
     columns = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if kind == "regression":
         mean, targets, ends = columns["mean"], columns["targets"], (columns["lower_90"], columns["upper_90"])
-        found["squared_error"] = squared_error(mean, targets).numpy().astype(np.float32)
-        found["covered"] = interval_coverage(*ends, targets).numpy().astype(np.float32)
-        return found | {"crps": arrays["crps"].reshape(len(arrays["crps"]), -1).mean(1)}
+        numbers["squared_error"] = squared_error(mean, targets).numpy().astype(np.float32)
+        numbers["covered"] = interval_coverage(*ends, targets).numpy().astype(np.float32)
+        return numbers | {"crps": arrays["crps"].reshape(len(arrays["crps"]), -1).mean(1)}
     probs, targets = columns["probs"], columns["targets"]
     diagram = reliability(probs, targets, _BINS)
-    return found | {
+    return numbers | {
         "brier": brier(probs, targets).numpy().astype(np.float32),
         "correct": accuracy(probs, targets).numpy().astype(np.uint8),
         "confidence": probs.amax(1).numpy(),

@@ -24,17 +24,27 @@ from typing import Any
 from caveat.bench.cells import Outcome, Place, record_failure, run_cell
 from caveat.bench.checks import check_fits
 from caveat.bench.compare import comparisons, ranks
-from caveat.bench.conditions import conditions, shown_inputs
+from caveat.bench.conditions import conditions_of, shown_inputs
 from caveat.bench.estimate import seconds_left, seconds_of
-from caveat.bench.experiment import MAP, Experiment, read_experiment
-from caveat.bench.grid import Cell, cells_of, evaluation_key, is_done, is_fitted
 from caveat.bench.guards import Guard, guards
-from caveat.bench.results import import_pyarrow, long_table, read_results, summary_table, write_table
+from caveat.bench.plan import (
+    MAP,
+    Cell,
+    Experiment,
+    cells_of,
+    evaluation_key,
+    is_done,
+    is_fitted,
+    read_experiment,
+    select,
+)
+from caveat.bench.results import Result, import_pyarrow, long_table, read_results, summary_table, write_table
 from caveat.bench.workers import Died, in_processes
+from caveat.data.condition_sets import shift_label
 from caveat.engine.distributed import current_ranks
-from caveat.evaluate.evaluation import slug
+from caveat.evaluate.metrics import format_seconds
+from caveat.evaluate.predictions import file_stem
 from caveat.methods import method_name
-from caveat.report.tables import format_seconds
 from caveat.storage import FORMAT, encode, read_json, write_arrays, write_json
 
 __all__ = ["Bench", "run_bench"]
@@ -52,7 +62,13 @@ class Bench:
 
 
 def run_bench(
-    path: str | Path, place: Place, *, jobs: int = 1, parquet: bool = False, say: Callable[[str], None] = print
+    path: str | Path,
+    place: Place,
+    *,
+    jobs: int = 1,
+    parquet: bool = False,
+    only: Sequence[str] = ("*",),
+    say: Callable[[str], None] = print,
 ) -> Bench:
     """Run what is missing, then write the tables.
 
@@ -61,6 +77,7 @@ def run_bench(
         place: the folder of results, the device, and where data are.
         jobs: cells at a time, each in a process of its own with its share of the threads.
         parquet: write the tables as parquet files too.
+        only: patterns of the cells to run, data/model/method/seed, as `digits/*/hmc*/0`; what they need is run too.
         say: told of every cell as it ends.
     """
     experiment = read_experiment(path)
@@ -69,7 +86,8 @@ def run_bench(
     ranks_here = current_ranks(place.device)
     if jobs > 1 and ranks_here.size > 1:
         raise ValueError(f"--jobs {jobs}: under torchrun the ranks share each cell, so leave --jobs at 1")
-    cells = cells_of(experiment)
+    every = cells_of(experiment)
+    cells = select(every, only)
     pending = [cell for cell in cells if not is_done(place.out, cell, evaluation_key(experiment, cell))]
     check_fits(experiment, pending, place.data_dir)
     ranks_here.wait()  # all ranks have looked before one of them writes
@@ -83,8 +101,9 @@ def run_bench(
         try:
             _run_all(experiment, pending, place, jobs, say, [c for c in cells if c not in pending])
         finally:
-            found, failed = _write_tables(experiment, cells, place, parquet)
-    return Bench(place.out, len(cells), len(pending), failed, found)
+            verdicts, errors = _write_tables(experiment, every, place, parquet)
+    failed = {str(cell): errors[cell.name] for cell in cells if cell.name in errors}
+    return Bench(place.out, len(cells), len(pending), failed, verdicts)
 
 
 def _run_all(
@@ -117,7 +136,8 @@ def _outcomes(
         return
 
     def ready(cell: Cell) -> bool:
-        return cell.start is None or is_fitted(place.out, cell.start) or cell.start in over
+        needed = [name for name in (cell.start, cell.reference) if name is not None]
+        return all(is_fitted(place.out, name) or name in over for name in needed)
 
     over: set[str] = set()  # cells that ended, well or not
     work = partial(_work, experiment, dataclasses.replace(place, progress=False))
@@ -136,7 +156,7 @@ def _work(experiment: Experiment, place: Place, cell: Cell) -> Outcome:
 def _write_tables(
     experiment: Experiment, cells: Sequence[Cell], place: Place, parquet: bool
 ) -> tuple[list[Guard], dict[str, str]]:
-    """Everything beside the cells, from the cells that are done; returns the guard rails, and what failed."""
+    """Everything beside the cells, from the cells that are done; returns the guard rails, and errors by cell."""
     results = read_results(experiment, place.out)
     table = long_table(results)
     compared = comparisons(results, experiment.baseline)
@@ -146,28 +166,27 @@ def _write_tables(
     against = experiment.yardstick
     with_map = comparisons(results, MAP) if against != MAP else []
     compared = compared if against == experiment.baseline else comparisons(results, against)
-    found = guards(compared, with_map, results)
+    verdicts = guards(compared, with_map, results)
     done = {result.cell.name for result in results}
     failed = {cell.name: error for cell in cells if cell.name not in done and (error := _error(place.out, cell))}
-    _write_index(experiment, cells, place, done, failed, found)
-    for source in experiment.data:
-        if any(result.cell.data == source for result in results):
-            shown = conditions(source, experiment.shifts, experiment.ood, experiment.test_rows, place.data_dir)
-            for name, arrays in shown_inputs(shown, experiment.kept_rows).items():
-                write_arrays(place.out / "inputs" / slug(source.label) / f"{slug(name)}.npz", arrays)
-    by_name = {cell.name: str(cell) for cell in cells}
-    return found, {by_name[name]: error for name, error in failed.items()}
+    _write_index(experiment, cells, place, results, failed, verdicts)
+    for label, cell in {result.cell.data.label: result.cell for result in reversed(results)}.items():
+        tests = conditions_of(cell.problem, cell.data, place.data_dir)
+        for name, arrays in shown_inputs(tests, experiment.kept_rows).items():
+            write_arrays(place.out / "inputs" / file_stem(label) / f"{file_stem(name)}.npz", arrays)
+    return verdicts, failed
 
 
 def _write_index(
     experiment: Experiment,
     cells: Sequence[Cell],
     place: Place,
-    done: set[str],
+    results: Sequence[Result],
     failed: dict[str, str],
-    found: Sequence[Guard],
+    verdicts: Sequence[Guard],
 ) -> None:
     """bench.json: what a page needs to know beside the tables."""
+    chosen = {result.cell.name: result.saved.chosen for result in results}
     entries: list[dict[str, Any]] = [
         {
             "folder": f"cells/{cell.name}",
@@ -176,9 +195,10 @@ def _write_index(
             "method": cell.label,
             "kind": method_name(cell.method),
             "knobs": encode(cell.method, {}, "method")["fields"],
+            "chosen": chosen.get(cell.name, ""),
             "seed": cell.seed,
             "start": cell.start and f"cells/{cell.start}",
-            "status": "done" if cell.name in done else "failed" if cell.name in failed else "missing",
+            "status": "done" if cell.name in chosen else "failed" if cell.name in failed else "missing",
             "error": failed.get(cell.name),
         }
         for cell in cells
@@ -189,13 +209,13 @@ def _write_index(
         "title": experiment.title,
         "baseline": experiment.baseline,
         "seeds": experiment.seeds,
-        "shifts": dict(experiment.shifts),
-        "ood": experiment.ood,
-        "reference": experiment.reference,
+        "shifts": {shift_label(name): severities for p in experiment.problems for name, severities in p.shifts},
+        "ood": list(dict.fromkeys(name for problem in experiment.problems for name in problem.ood)),
+        "reference": experiment.reference or experiment.reference_method or {},
         "kept_rows": experiment.kept_rows,
         "machine": {"system": platform.platform(), "processor": platform.machine(), "device": str(place.device)},
         "cells": entries,
-        "guards": [dataclasses.asdict(guard) | {"sentence": guard.sentence()} for guard in found],
+        "guards": [dataclasses.asdict(guard) | {"sentence": guard.sentence()} for guard in verdicts],
     }
     write_json(place.out / "bench.json", content)
 

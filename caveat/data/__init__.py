@@ -1,6 +1,7 @@
 """Data sets by name or path, shifts of them, and inputs from outside of them."""
 
 from caveat.data.augment import crop_and_flip
+from caveat.data.condition_sets import Conditions, conditions
 from caveat.data.dataset import DataSet, prepare
 from caveat.data.download import download
 from caveat.data.ood import out_of_distribution, outside_pairs
@@ -10,8 +11,10 @@ from caveat.data.shifts import CORRUPTIONS, SHIFTS, Shift, gap_mask, gap_split, 
 __all__ = [
     "CORRUPTIONS",
     "SHIFTS",
+    "Conditions",
     "DataSet",
     "Shift",
+    "conditions",
     "crop_and_flip",
     "download",
     "gap_mask",

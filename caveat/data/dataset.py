@@ -44,6 +44,7 @@ class DataSet:
     n_outputs: int
     class_names: tuple[str, ...]
     preprocessing: dict[str, Any]
+    validation: TensorDataset | None = None  # rows of their own for tuning; else a share of the training rows is taken
 
 
 class Arrays(NamedTuple):

@@ -5,7 +5,8 @@ A name is one of `names()`. A path is
   integers or text are classes, floating-point targets are regression;
 - a `.csv` file with a header, numeric columns and the target, the last one unless named: at most 20 distinct values,
   all text or all whole numbers without a decimal point, are classes, any other numbers are regression;
-- a folder with one folder of images for each class, or such folders below `train` and `test`.
+- a folder with one folder of images for each class, or such folders below `train` and `test`;
+- `file.py:function`, where `function(data_dir, seed)` returns a `DataSet`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from caveat.data.images import IMAGE_SETS, load_images
 from caveat.data.own import read_own
 from caveat.data.readers import read_npz
 from caveat.data.tables import Known
+from caveat.files import named_function, names_function
 
 SPLIT_AT_RANDOM = {"digits": embedded.digits, "breast_cancer": embedded.breast_cancer, "diabetes": embedded.diabetes}
 TOY_FILE = "toy_regression_bnn_hmc.npz"
@@ -49,11 +51,11 @@ def load(
     """A data set by name or by path; nothing is downloaded.
 
     Args:
-        name: one of `names()`, or a path to an npz file, a csv file or a folder of class folders.
+        name: one of `names()`, a path to an npz file, a csv file or a folder of class folders, or `file.py:function`.
         data_dir: where to look first; then come CAVEAT_DATA, the user's cache and /usr/share/datasets.
         split: which of the published splits of a `uci/` set.
         gap: take the gap splits of a `uci/` set rather than the standard ones.
-        seed: draws the test fifth of sets that come without a published test set.
+        seed: draws the test fifth of sets that come without a published test set; given to `file.py:function`.
         target: the column of a csv that is the target; the last one unless given.
 
     Raises:
@@ -69,6 +71,8 @@ def load(
         return uci.read_uci(file, table, split, gap)
     if split != 0 or gap:
         raise ValueError(f"split={split} and gap={gap} choose among the splits of uci/ sets; {name!r} has none")
+    if names_function(name):
+        return _from_function(name, data_dir, seed)
     if path is not None:
         return read_own(path, seed, Known(target=target))
     if name in SPLIT_AT_RANDOM:
@@ -94,9 +98,16 @@ def _toy_regression(data_dir: str | Path | None) -> DataSet:
     return assemble("toy_regression", Arrays(*content.values()), "gaussian", (), provenance, standardise=False)
 
 
+def _from_function(reference: str, data_dir: str | Path | None, seed: int) -> DataSet:
+    data = named_function(reference)(None if data_dir is None else Path(data_dir), seed)
+    if not isinstance(data, DataSet):
+        raise ValueError(f"{reference} returned a {type(data).__name__}, not a caveat.data.DataSet")
+    return data
+
+
 def own_path(name: str) -> Path | None:
-    """Where data of one's own lie; None for a known name, which comes before a path of that name."""
-    if name in names():
+    """Where data of one's own lie; None for a function, and for a known name, which comes before a path."""
+    if name in names() or names_function(name):
         return None
     path = Path(name)
     is_file = path.suffix in (".npz", ".csv")

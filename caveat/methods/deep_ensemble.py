@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import torch
 
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training, train_point
 from caveat.engine.weight_draws import pick
-from caveat.fresh_weights import FreshWeights
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

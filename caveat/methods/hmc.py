@@ -31,9 +31,9 @@ from caveat.engine.chains import (
     say_what_is_left_out,
     stored_draws,
 )
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.fresh_weights import FreshWeights
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from caveat.engine.chains import Chains, Coordinates, DrawStore, Lane, random_stream, say_what_is_left_out, stored_draws
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.fresh_weights import FreshWeights
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.rows import Batch

@@ -19,13 +19,14 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
 import torch
-from problems import PROBLEMS, Problem, problem
+from problems import PRECISIONS, network, problem
 from tables import table
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import caveat
 from caveat import HMC
+from caveat.data import DataSet
 
 TEMPERATURES = (0.1, 0.3, 1.0)
 MOVES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))  # pixels down and right
@@ -39,28 +40,28 @@ def moved(x: Tensor, down: int, right: int, black: float) -> Tensor:
     return padded[..., 1 - down : 1 - down + height, 1 - right : 1 - right + width]
 
 
-def task(found: Problem, moves: tuple[tuple[int, int], ...]) -> caveat.Task:
+def task(rows: DataSet, moves: tuple[tuple[int, int], ...]) -> caveat.Task:
     """All copies as rows, and the prior as often."""
-    x, y = found.rows["train"].tensors
-    copies = torch.cat([moved(x, *move, found.black) for move in moves])
-    rows = TensorDataset(copies, y.repeat(len(moves)))
-    prior = caveat.GaussianPrior(len(moves) * PROBLEMS[found.name].precision)
-    return caveat.Task(found.model(), rows, caveat.Categorical(), prior)
+    x, y = rows.train.tensors
+    copies = torch.cat([moved(x, *move, rows.preprocessing["black"][0]) for move in moves])
+    prior = caveat.GaussianPrior(len(moves) * PRECISIONS[rows.name])
+    return caveat.Task(network(rows.name), TensorDataset(copies, y.repeat(len(moves))), caveat.Categorical(), prior)
 
 
 def measure(path: Path) -> None:
     """Every setting that the csv does not have yet."""
-    found = problem("digits", 0)
-    tests = {"clean": found.rows["test"]}
-    x, y = found.rows["test"].tensors
-    tests["moved"] = TensorDataset(torch.cat([moved(x, *m, found.black) for m in MOVES[1:]]), y.repeat(4))
+    rows = problem("digits")
+    tests = {"clean": rows.test}
+    x, y = rows.test.tensors
+    black = rows.preprocessing["black"][0]
+    tests["moved"] = TensorDataset(torch.cat([moved(x, *m, black) for m in MOVES[1:]]), y.repeat(4))
     done = {(row["copies"], row["temperature"]) for row in read(path)}
     for moves in (MOVES[:1], MOVES):
         for temperature in TEMPERATURES:
             if (str(len(moves)), str(temperature)) in done:
                 continue
             method = HMC(METHOD.chains, METHOD.length, METHOD.warmup, temperature=len(moves) * temperature)
-            posterior = caveat.fit(task(found, moves), method, seed=0, progress=False)
+            posterior = caveat.fit(task(rows, moves), method, seed=0, progress=False)
             scores = caveat.evaluate(posterior, tests, seed=0, progress=False)
             row = {"copies": len(moves), "temperature": temperature, "seconds": f"{posterior.info.seconds:.3g}"}
             row["acceptance"] = f"{posterior.info.diagnostics['acceptance']:.3f}"

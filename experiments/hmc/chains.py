@@ -3,7 +3,7 @@
     python experiments/hmc/chains.py            # chains.csv and chains.png: ten minutes on one core
     python experiments/hmc/chains.py --summary  # only the tables of the README and the figure
 
-The problems and the reference of `run.py`: 4 chains of 200 draws. Three questions:
+The problems and the reference of `posteriors.toml`: 4 chains of 200 draws. Three questions:
 
     trajectory   the same number of iterations with trajectories of a part or a multiple of pi/2 prior widths
     draws        averages of the first draws of the reference: of one chain, of all four
@@ -19,13 +19,14 @@ from statistics import mean
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
-from cells import Budget, Cell, Place, chain_facts, reference_folder
-from problems import Problem, problem
+from problems import network, problem, task
 from tables import COLOURS, measured, table
 from torch import Tensor
 
 import caveat
 from caveat import HMC
+from caveat.data import DataSet
+from caveat.evaluate.diagnosis import gather_evidence
 
 NAMES = ("digits", "mnist1d")
 PARTS = (1 / 16, 1 / 4, 1 / 2, 1.0, 2.0)  # of the default trajectory
@@ -35,13 +36,24 @@ FIRST = 60  # iterations from the first weights
 Found = Iterator[tuple[str, float, str, float]]  # question, setting, quantity, value
 
 
-def reference(found: Problem, references: Path) -> caveat.Posterior:
-    """HMC as `run.py` has it, from its folder where it is there."""
-    folder = reference_folder(Cell("reference", found.name, "HMC", found.seed), Place(references, None, "cpu", False))
+def reference(rows: DataSet, references: Path) -> caveat.Posterior:
+    """HMC as `posteriors.toml` has it, from its folder where it is there."""
+    folder = references / f"{rows.name}-0"
     if folder.exists():
-        return caveat.load(folder, found.model())
-    hmc = Budget.of(found.name, quick=False).hmc
-    return caveat.fit(found.task(), hmc, seed=found.seed, folder=folder, progress=False)
+        return caveat.load(folder, network(rows.name))
+    method = HMC(chains=4, length=100 if rows.name == "mnist" else 200, warmup=80)
+    return caveat.fit(task(rows), method, seed=0, folder=folder, progress=False)
+
+
+def chain_facts(posterior: caveat.Posterior, rows: DataSet) -> dict[str, float]:
+    """How HMC went, and how well its predictions and its weights have mixed."""
+    diagnostics = posterior.info.diagnostics
+    facts = {key: float(diagnostics[key]) for key in ("acceptance", "leapfrog_steps")}
+    evidence = gather_evidence(posterior, rows.test, rows=200)
+    for name, quantities in (("function", evidence.predictions), ("weights", evidence.weights)):
+        mixing = quantities.mixing()
+        facts |= {f"rhat_{name}": mixing.rhat_max, f"ess_{name}": mixing.ess_bulk_min}
+    return facts
 
 
 def by_draw(posterior: caveat.Posterior, x: Tensor) -> Tensor:
@@ -55,22 +67,22 @@ def scores(probs: Tensor, y: Tensor) -> dict[str, float]:
     return {"NLL": float(nll), "accuracy": float((probs.argmax(-1) == y).double().mean())}
 
 
-def trajectory(found: Problem) -> Found:
+def trajectory(rows: DataSet) -> Found:
     """Sampling with trajectories of several lengths."""
-    x, y = found.rows["test"].tensors
+    x, y = rows.test.tensors
     for part in PARTS:
         method = replace(SHORT, trajectory=part * SHORT.trajectory)
-        posterior = caveat.fit(found.task(), method, seed=found.seed, progress=False)
-        facts = chain_facts(posterior, found)
+        posterior = caveat.fit(task(rows), method, seed=0, progress=False)
+        facts = chain_facts(posterior, rows)
         for quantity, value in scores(by_draw(posterior, x).mean((0, 1)), y).items():
             yield "trajectory", part, quantity, value
         for key in ("acceptance", "leapfrog_steps", "rhat_function", "ess_function", "rhat_weights", "ess_weights"):
-            yield "trajectory", part, key, float(facts[key])
+            yield "trajectory", part, key, facts[key]
 
 
-def draws(found: Problem, posterior: caveat.Posterior) -> Found:
+def draws(rows: DataSet, posterior: caveat.Posterior) -> Found:
     """Averages of the first n draws: of single chains (the mean over them), and of all chains together."""
-    x, y = found.rows["test"].tensors
+    x, y = rows.test.tensors
     probs = by_draw(posterior, x)
     for count in COUNTS:
         if count <= probs.shape[1]:
@@ -81,12 +93,12 @@ def draws(found: Problem, posterior: caveat.Posterior) -> Found:
                 yield "draws", count, f"four chains: {quantity}", value
 
 
-def start(found: Problem, posterior: caveat.Posterior) -> Found:
+def start(rows: DataSet, posterior: caveat.Posterior) -> Found:
     """Single draws, and the average of those so far, from the first iteration on."""
-    x, y = found.rows["test"].tensors
+    x, y = rows.test.tensors
     step = float(posterior.state["stats"]["step_size"].double().mean())
     method = HMC(chains=4, length=FIRST, warmup=0, step_size=step)
-    chain = caveat.fit(found.task(), method, seed=found.seed + 100, progress=False)
+    chain = caveat.fit(task(rows), method, seed=100, progress=False)
     probs, density = by_draw(chain, x), chain.state["stats"]["lp"].mean(0)
     settled = float(posterior.state["stats"]["lp"].mean())
     for i in range(FIRST):
@@ -104,19 +116,16 @@ def measure(path: Path, references: Path) -> None:
     """All questions, problem by problem; a problem that the csv has is not run again."""
     done = {name for name, *_ in read(path)}
     for name in (name for name in NAMES if name not in done):
-        found = problem(name, 0)
-        posterior = reference(found, references)
-        rows = [
-            (name, *row)
-            for part in (draws(found, posterior), start(found, posterior), trajectory(found))
-            for row in part
-        ]
+        rows = problem(name)
+        posterior = reference(rows, references)
+        questions = (draws(rows, posterior), start(rows, posterior), trajectory(rows))
+        numbers = [(name, *number) for question in questions for number in question]
         fresh = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.writer(file)
             writer.writerows([("problem", "question", "setting", "quantity", "value")] if fresh else [])
-            writer.writerows((*row[:4], f"{row[4]:.5g}") for row in rows)
-        print(f"{name}: {len(rows)} numbers", flush=True)
+            writer.writerows((*number[:4], f"{number[4]:.5g}") for number in numbers)
+        print(f"{name}: {len(numbers)} numbers", flush=True)
 
 
 def read(path: Path) -> list[tuple[str, str, float, str, float]]:

@@ -4,7 +4,7 @@
     python experiments/hmc/domain.py --summary  # only the table of the README
 
 Does HMC lose more than a MAP and an ensemble when the images come from elsewhere, and does the EmpCov prior mend it
-(Izmailov et al. 2021, of MNIST and SVHN, STL-10 and CIFAR-10)? The problem `digits` of `run.py` and its reference.
+(Izmailov et al. 2021, of MNIST and SVHN, STL-10 and CIFAR-10)? The rows and `hmc` of `posteriors.toml`.
 """
 
 import csv
@@ -14,7 +14,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
 import torch
-from problems import problem
+from problems import problem, task
 from tables import measured, table
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -43,11 +43,11 @@ def scale(found: data.DataSet) -> tuple[float, float]:
 
 def measure(path: Path, references: Path) -> None:
     """HMC, EmpCov, MAP and an ensemble, on digits and on MNIST."""
-    found = problem("digits", 0)
-    tests = {"digits": found.rows["test"], "mnist": shrunk()}
-    posteriors = fitted(found, references)
+    rows = problem("digits")
+    tests = {"digits": rows.test, "mnist": shrunk()}
+    posteriors = fitted(rows, references)
     ensemble = DeepEnsemble(5, Training(epochs=300, learning_rate=1e-2))
-    posteriors["ensemble of 5"] = caveat.fit(found.task(), ensemble, seed=0, progress=False)
+    posteriors["ensemble of 5"] = caveat.fit(task(rows), ensemble, seed=0, progress=False)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", *(f"{name} {metric}" for name in tests for metric in METRICS)])

@@ -5,7 +5,7 @@
 
 Izmailov et al. 2021 (*Dangers of Bayesian model averaging under covariate shift*): three hidden layers of 256, a prior
 variance of 1/100, HMC under a Gaussian and under an EmpCov prior of the same width along the data, beside MAP and a
-deep ensemble. (Their other set is SVHN.) At the size of two cores: `run.py --cells 'empcov/*'` and `domain.py`.
+deep ensemble. (Their other set is SVHN.) On two cores: `empcov_prior` of `posteriors.toml`, and `domain.py`.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""The problems of this experiment: rows, networks, priors, and corruptions of the test rows.
+"""The problems of this experiment: rows, networks, a prior, and corruptions of the test rows.
 
     digits     64-32-10    1,237 rows to train on, 200 to tune on, 360 to test on
     mnist1d    40-32-10    1,000                   500             1,000
     mnist      784-30-10   1,000                   500             1,000
 
-SiLU networks, and a Gaussian prior whose precision is the base of every sweep. A seed draws the rows.
+SiLU networks, and a Gaussian prior whose precision is the base of every sweep. A seed draws the rows. `posteriors.toml`
+names the functions of this file; the scripts beside it take `problem` and `task`.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,153 +18,112 @@ from torch.utils.data import TensorDataset
 
 import caveat
 from caveat import data, models
+from caveat.data import DataSet
+
+PRECISIONS = {"digits": 10.0, "mnist1d": 3.0, "mnist": 30.0}  # of the prior
+ROWS = {"digits": (1237, 200, 360), "mnist1d": (1000, 500, 1000), "mnist": (1000, 500, 1000)}
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large a problem is."""
-
-    hidden: int
-    precision: float  # of the prior
-    rows: tuple[int, int, int]  # for training, validation, test
+def digits(data_dir: Path | None, seed: int) -> DataSet:
+    return drawn(data.load("digits", data_dir, seed=seed), seed)
 
 
-PROBLEMS = {
-    "digits": Size(32, 10.0, (1237, 200, 360)),
-    "mnist1d": Size(32, 3.0, (1000, 500, 1000)),
-    "mnist": Size(30, 30.0, (1000, 500, 1000)),
-}
-STRENGTHS = {
-    "noise": (0.3, 0.6, 1.0),  # its standard deviation; the training rows' is 1
-    "brightness": (0.5, 1.0, 1.5),  # added to every pixel
-    "contrast": (0.4, 0.6, 0.8),  # share of the distance from the row's mean that is taken away
-    "blur": (1, 2, 3),  # passes of a (1, 2, 1)/4 filter
-    "rotation": (15, 30, 45),  # degrees; images only
-}
-PARTS = ("train", "validation", "test")
+def mnist1d(data_dir: Path | None, seed: int) -> DataSet:
+    return drawn(data.load("mnist1d", data_dir), seed)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One problem and seed, with the test rows as they are and corrupted."""
-
-    name: str
-    seed: int
-    rows: dict[str, TensorDataset]  # by part
-    black: float
-
-    def task(self, prior: caveat.Prior | None = None) -> caveat.Task:
-        """With the Gaussian prior, unless another is given."""
-        size = PROBLEMS[self.name]
-        prior = prior or caveat.GaussianPrior(size.precision)
-        return caveat.Task(
-            self.model(), self.rows["train"], caveat.Categorical(), prior, validation=self.rows["validation"]
-        )
-
-    def model(self) -> nn.Module:
-        """The network, at initial weights of the seed."""
-        torch.manual_seed(self.seed)
-        return models.mlp(self.rows["train"].tensors[0][0].numel(), 10, (PROBLEMS[self.name].hidden,), nn.SiLU)
-
-    def tests(self) -> dict[str, TensorDataset | dict[float, TensorDataset]]:
-        """The test rows: clean, and by corruption and strength."""
-        x, y = self.rows["test"].tensors
-        found: dict[str, TensorDataset | dict[float, TensorDataset]] = {"clean": self.rows["test"]}
-        for kind, strengths in STRENGTHS.items():
-            if kind != "rotation" or x.ndim == 4:
-                found[kind] = {s: TensorDataset(self._corrupted(x, kind, s), y) for s in strengths}
-        return found
-
-    def _corrupted(self, x: Tensor, kind: str, strength: float) -> Tensor:
-        if kind == "noise":
-            return x + strength * torch.randn(x.shape, generator=torch.Generator().manual_seed(self.seed))
-        if kind == "brightness":
-            return x + strength
-        if kind == "contrast":
-            mean = x.flatten(1).mean(1).reshape(-1, *[1] * (x.ndim - 1))
-            return mean + (1 - strength) * (x - mean)
-        if kind == "rotation":
-            return data.rotate(x, strength, self.black)
-        for _ in range(int(strength)):
-            x = blurred(x)
-        return x
+def mnist(data_dir: Path | None, seed: int) -> DataSet:
+    return drawn(data.load("mnist", data_dir), seed)
 
 
-def blurred(x: Tensor) -> Tensor:
-    """Rows [N, D] or images [N, 1, H, W] through the filter (1, 2, 1)/4 along each axis."""
-    taps = x.new_tensor([0.25, 0.5, 0.25])
-    if x.ndim == 2:
-        return F.conv1d(F.pad(x[:, None], (1, 1), mode="replicate"), taps[None, None])[:, 0]
-    return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), torch.outer(taps, taps)[None, None])
-
-
-def problem(name: str, seed: int, file: Path | None = None) -> Problem:
-    """A problem, from a file made by `export` or from where the data sets lie."""
-    if file is None:
-        arrays = gathered(name, seed)
-    else:
-        with np.load(file) as content:
-            prefix = f"{name}/{seed}/"
-            arrays = {key.removeprefix(prefix): content[key] for key in content.files if key.startswith(prefix)}
-        if not arrays:
-            raise ValueError(f"{file} has no {name} of seed {seed}: make it again with --export")
-    rows = {part: TensorDataset(*(torch.from_numpy(arrays[f"{part}/{axis}"]) for axis in "xy")) for part in PARTS}
-    return Problem(name, seed, rows, float(arrays["black"]))
-
-
-def gathered(name: str, seed: int) -> dict[str, np.ndarray]:
-    """The rows of a problem, chosen by its seed, as plain arrays."""
-    found = data.load("digits", seed=seed) if name == "digits" else data.load(name)
-    train, validation, test = PROBLEMS[name].rows
+def drawn(whole: DataSet, seed: int) -> DataSet:
+    """Some rows of a data set, chosen by a seed."""
+    train, validation, test = ROWS[whole.name]
     rng = torch.Generator().manual_seed(seed)
-    first = torch.randperm(len(found.train), generator=rng)[: train + validation]
-    last = torch.randperm(len(found.test), generator=rng)[:test]
-    chosen = {"train": first[:train], "validation": first[train:], "test": last}
-    arrays = {"black": np.array(found.preprocessing.get("black", [0.0])[0])}
-    for part, rows in chosen.items():
-        source = found.test if part == "test" else found.train
-        arrays |= {f"{part}/{axis}": tensor[rows].numpy() for axis, tensor in zip("xy", source.tensors, strict=True)}
-    return arrays
+    first = torch.randperm(len(whole.train), generator=rng)[: train + validation]
+    last = torch.randperm(len(whole.test), generator=rng)[:test]
+    return replace(
+        whole,
+        train=chosen(whole.train, first[:train]),
+        validation=chosen(whole.train, first[train:]),
+        test=chosen(whole.test, last),
+    )
 
 
-def export(file: Path, seeds: int) -> None:
-    """All rows of all problems in one npz file, for a machine without the data sets."""
-    arrays = {
-        f"{name}/{seed}/{key}": value
-        for name in PROBLEMS
-        for seed in range(seeds)
-        for key, value in gathered(name, seed).items()
-    }
-    np.savez_compressed(file, **arrays)
+def chosen(rows: TensorDataset, positions: Tensor) -> TensorDataset:
+    return TensorDataset(*(tensor[positions] for tensor in rows.tensors))
 
 
-def scaled_prior(name: str, factor: float) -> caveat.Prior:
-    """The Gaussian prior with its variance times a factor."""
-    return caveat.GaussianPrior(PROBLEMS[name].precision / factor)
+def digits_net() -> nn.Module:
+    return models.mlp(64, 10, (32,), nn.SiLU)
 
 
-def family_prior(name: str, family: str) -> caveat.Prior:
-    """A prior of another family with the Gaussian's variance."""
-    variance = 1 / PROBLEMS[name].precision
-    match family:
-        case "Laplace":
-            return caveat.LaplacePrior((variance / 2) ** 0.5)
-        case "Student-t":  # variance scale^2 nu / (nu - 2)
-            return caveat.StudentTPrior((variance * 3 / 5) ** 0.5, 5.0)
-        case "logistic":
-            return caveat.LogisticPrior((3 * variance) ** 0.5 / np.pi)
-        case "mixture":  # a third as wide for half of the weights
-            return caveat.GaussianMixturePrior(((variance / 5) ** 0.5, (9 * variance / 5) ** 0.5), (0.5, 0.5))
-    raise ValueError(f"no prior family {family!r}: there are Laplace, Student-t, logistic and mixture")
+def mnist1d_net() -> nn.Module:
+    return models.mlp(40, 10, (32,), nn.SiLU)
 
 
-def empcov_prior(found: Problem) -> caveat.Prior:
+def mnist_net() -> nn.Module:
+    return models.mlp(784, 10, (30,), nn.SiLU)
+
+
+def problem(name: str) -> DataSet:
+    """The rows of a problem, those of seed 0."""
+    return {"digits": digits, "mnist1d": mnist1d, "mnist": mnist}[name](None, 0)
+
+
+def network(name: str) -> nn.Module:
+    """The network of a problem, at the initial weights of seed 0."""
+    torch.manual_seed(0)
+    return {"digits": digits_net, "mnist1d": mnist1d_net, "mnist": mnist_net}[name]()
+
+
+def task(rows: DataSet, prior: caveat.Prior | None = None) -> caveat.Task:
+    """A problem with its Gaussian prior, unless another is given."""
+    prior = prior or caveat.GaussianPrior(PRECISIONS[rows.name])
+    return caveat.Task(network(rows.name), rows.train, caveat.Categorical(), prior, validation=rows.validation)
+
+
+def noise(rows: DataSet, std: float, seed: int) -> Tensor:
+    """Gaussian noise; the standard deviation of the training rows is 1."""
+    x = rows.test.tensors[0]
+    return x + std * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def brightness(rows: DataSet, more: float, seed: int) -> Tensor:
+    """The same number added to every pixel."""
+    return rows.test.tensors[0] + more
+
+
+def contrast(rows: DataSet, share: float, seed: int) -> Tensor:
+    """A share of the distance from the row's mean is taken away."""
+    x = rows.test.tensors[0]
+    mean = x.flatten(1).mean(1).reshape(-1, *[1] * (x.ndim - 1))
+    return mean + (1 - share) * (x - mean)
+
+
+def blur(rows: DataSet, passes: float, seed: int) -> Tensor:
+    """Rows [N, D] or images [N, 1, H, W] some times through the filter (1, 2, 1)/4 along each axis."""
+    x = rows.test.tensors[0]
+    taps = x.new_tensor([0.25, 0.5, 0.25])
+    for _ in range(int(passes)):
+        if x.ndim == 2:
+            x = F.conv1d(F.pad(x[:, None], (1, 1), mode="replicate"), taps[None, None])[:, 0]
+        else:
+            x = F.conv2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), torch.outer(taps, taps)[None, None])
+    return x
+
+
+def rotation(rows: DataSet, degrees: float, seed: int) -> Tensor:
+    """Images turned, what comes in being black."""
+    return data.rotate(rows.test.tensors[0], degrees, rows.preprocessing["black"][0])
+
+
+def empcov(rows: DataSet, precision: float) -> caveat.Prior:
     """EmpCov, as wide as the Gaussian prior along the training rows: the first layer's outputs vary as much there.
 
     That is tr((alpha Sigma + epsilon I) Sigma) = tr(Sigma) / precision, with epsilon a thousandth of 1 / precision.
     """
-    x, precision = found.rows["train"].tensors[0], PROBLEMS[found.name].precision
-    covariance = x.flatten(1).double().T.cov(correction=0)
+    covariance = rows.train.tensors[0].flatten(1).double().T.cov(correction=0)
     epsilon = 1e-3 / precision
     alpha = float(covariance.trace() * (1 / precision - epsilon) / covariance.square().sum())
     return caveat.EmpCovPrior("1.weight", covariance, alpha, epsilon, precision)

@@ -1,6 +1,15 @@
-"""Tables and figures of the README, from what the csv holds. Numbers are means over seeds, ± one standard error."""
+"""Tables and figures of the README. Numbers are means over seeds, ± one standard error.
+
+    python experiments/hmc/tables.py                                # from results.csv
+    python experiments/hmc/tables.py --results results/posteriors   # from what `caveat bench` measured
+    python experiments/hmc/tables.py --figures FOLDER               # also sweeps.png, corruption.png and closeness.png
+
+results.csv is of an earlier script, whose cells had names of their own (`EARLIER`).
+"""
 
 import argparse
+import csv
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,10 +17,55 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from cells import FACTORS, METHODS, SETTINGS, TEMPERATURES, TRAJECTORIES
-from problems import PROBLEMS, STRENGTHS
 
-REFERENCE = ("reference", "HMC")
+PROBLEMS = ("digits", "mnist1d", "mnist")
+STRENGTHS = {
+    "noise": (0.3, 0.6, 1.0),
+    "brightness": (0.5, 1.0, 1.5),
+    "contrast": (0.4, 0.6, 0.8),
+    "blur": (1, 2, 3),
+    "rotation": (15, 30, 45),
+}
+METHODS = {  # what a table calls a method: its label in posteriors.toml
+    "HMC again": "hmc_again",
+    "MAP": "map",
+    "MAP tempered": "map_tempered",
+    "ensemble of 5": "ensemble",
+    "ensemble of 50": "large_ensemble",
+    "MC dropout": "mc_dropout",
+    "SWAG": "swag",
+    "mean-field VI": "mean_field_vi",
+    "mean-field VI, KL tuned": "tuned_mean_field_vi",
+    "SSVI 30%, KL tuned": "tuned_ssvi",
+    "Laplace full, given": "laplace_full_given",
+    "Laplace Kronecker, given": "laplace_given",
+    "Laplace diagonal, given": "laplace_diagonal_given",
+    "Laplace Kronecker": "laplace",
+    "last layer": "last_layer_laplace",
+    "subnetwork 10%, given": "subnetwork_given",
+    "subnetwork 10%": "subnetwork",
+    "SGLD": "sgld",
+    "SGHMC": "sghmc",
+    "cyclical SGHMC": "cyclical_sghmc",
+    "preconditioned cyclical SGHMC": "preconditioned_sghmc",
+}
+FAMILIES = {
+    "Gaussian": "hmc",
+    "Laplace": "laplace_prior",
+    "Student-t": "student_t_prior",
+    "logistic": "logistic_prior",
+    "mixture": "mixture_prior",
+}
+EARLIER = {  # kind of a cell of results.csv: its label now, from its setting
+    "reference": lambda setting: "hmc",
+    "methods": METHODS.__getitem__,
+    "family": FAMILIES.__getitem__,
+    "empcov": lambda setting: "empcov_prior",
+    "temperature": lambda setting: f"tempered_hmc, temperature {float(setting):g}",
+    "wide": lambda setting: f"wide_hmc, temperature {float(setting):g}",
+    "scale": lambda setting: f"scaled_hmc, prior_factor {float(setting):g}",
+    "ensemble": lambda setting: f"scaled_ensemble, prior_factor {float(setting):g}",
+}
 SHIFTED = ("HMC", "EmpCov", "MAP", "MAP tempered", "ensemble of 5", "ensemble of 50", "MC dropout", "SWAG", "SGHMC")
 COLOURS = {"digits": "#14406b", "mnist1d": "#c1440e", "mnist": "#2e8b57"}
 LINES = {
@@ -21,39 +75,69 @@ LINES = {
     "ensemble of 5": "#2e8b57",
     "SGHMC": "#c1440e",
 }
+Key = tuple[str, str, int, str, float | None]  # label, problem, seed, shift, severity
 
 
 @dataclass(frozen=True)
 class Results:
-    """Rows of the csv by (kind, setting), problem, seed and (data, strength)."""
+    """Measured numbers."""
 
-    rows: dict[tuple[tuple[str, str], str, int, tuple[str, str]], dict[str, str]]
+    scores: dict[Key, dict[str, float]]  # by metric
+    chosen: dict[tuple[str, str], list[str]]  # candidates that validation rows chose, by label and problem
 
     @staticmethod
-    def of(found: Iterable[dict[str, str]]) -> "Results":
-        """From the csv."""
-        rows = {}
-        for row in found:
+    def of_csv(path: Path) -> "Results":
+        """From results.csv."""
+        scores: dict[Key, dict[str, float]] = {}
+        chosen: dict[tuple[str, str], list[str]] = {}
+        for row in read(path):
             kind, name, setting, seed = row["cell"].split("/")
-            rows[(kind, setting), name, int(seed), (row["data"], row["strength"])] = row
-        return Results(rows)
+            label = EARLIER[kind](setting)
+            strength = float(row["strength"]) if row["strength"] else None
+            others = {"cell", "data", "strength", "chosen"}
+            numbers = {key: float(value) for key, value in row.items() if key not in others and value}
+            scores[label, name, int(seed), row["data"], strength] = numbers
+            if row["chosen"]:
+                chosen.setdefault((label, name), []).append(row["chosen"])
+        return Results(scores, chosen)
 
-    def values(self, what: tuple[str, str], name: str, metric: str, data: str = "clean") -> dict[int, float]:
-        """A metric by seed; over all strengths of a corruption, or all corruptions ("corrupted"), their mean."""
+    @staticmethod
+    def of_bench(folder: Path) -> "Results":
+        """From a folder of `caveat bench`."""
+        scores: dict[Key, dict[str, float]] = {}
+        for row in read(folder / "results.csv"):
+            if row["role"] in ("clean", "shift") and row["value"]:
+                severity = float(row["severity"]) if row["severity"] else None
+                key = (row["method"], row["data"], int(row["seed"]), row["shift"], severity)
+                scores.setdefault(key, {})[row["metric"]] = float(row["value"])
+        chosen: dict[tuple[str, str], list[str]] = {}
+        for cell in json.loads((folder / "bench.json").read_text())["cells"]:
+            if cell["chosen"]:
+                chosen.setdefault((cell["method"], cell["data"]), []).append(cell["chosen"])
+        return Results(scores, chosen)
+
+    def values(self, label: str, name: str, metric: str, shift: str = "clean") -> dict[int, float]:
+        """A metric by seed; over all severities of a shift, or of all shifts ("corrupted"), their mean."""
         by_seed: dict[int, list[float]] = {}
-        for (kind, problem, seed, (part, _)), row in self.rows.items():
-            wanted = part != "clean" if data == "corrupted" else part == data
-            if kind == what and problem == name and wanted and row[metric]:
-                by_seed.setdefault(seed, []).append(float(row[metric]))
+        for (method, problem, seed, condition, _), numbers in self.scores.items():
+            wanted = condition != "clean" if shift == "corrupted" else condition == shift
+            if (method, problem) == (label, name) and wanted and metric in numbers:
+                by_seed.setdefault(seed, []).append(numbers[metric])
         return {seed: mean(values) for seed, values in by_seed.items()}
 
-    def at(self, what: tuple[str, str], name: str, metric: str, data: str, strength: float) -> dict[int, float]:
-        """A metric by seed at one strength."""
+    def at(self, label: str, name: str, metric: str, shift: str, severity: float) -> dict[int, float]:
+        """A metric by seed at one severity."""
         return {
-            seed: float(row[metric])
-            for (kind, problem, seed, (part, own)), row in self.rows.items()
-            if kind == what and problem == name and part == data and own and float(own) == strength
+            seed: numbers[metric]
+            for (method, problem, seed, condition, own), numbers in self.scores.items()
+            if (method, problem, condition, own) == (label, name, shift, severity) and metric in numbers
         }
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 def shown(values: dict[int, float], form: str = ".3f") -> str:
@@ -79,26 +163,25 @@ def table(heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> No
     print()
 
 
-def method(name: str) -> tuple[str, str]:
-    """Where a method's rows are."""
-    return {"HMC": REFERENCE, "EmpCov": ("empcov", "EmpCov")}.get(name, ("methods", name))
+def method(name: str) -> str:
+    """The label of what a table shows."""
+    return {"HMC": "hmc", "EmpCov": "empcov_prior"}.get(name) or METHODS[name]
 
 
-Sweep = tuple[tuple[str, str], list[tuple[str, tuple[str, str]]]]
+Sweep = tuple[str, list[tuple[str, str]]]  # the label at 1, and (setting, label) in order
 
 
-def ladder(kind: str, settings: Iterable[float | str], base: tuple[str, str] = REFERENCE) -> Sweep:
-    """The settings of a sweep with its base in its place: what to call it, where its rows are."""
-    numbers = [s for s in settings if isinstance(s, float)]
-    steps = [(s, base if s == 1.0 else (kind, str(s))) for s in sorted([*numbers, 1.0])]
-    return base, [(str(s), what) for s, what in steps]
+def ladder(label: str, settings: Iterable[float], base: str = "hmc") -> Sweep:
+    """The settings of a sweep with its base in its place."""
+    steps = [(s, base if s == 1.0 else f"{label} {s:g}") for s in sorted([*settings, 1.0])]
+    return base, [(str(s), name) for s, name in steps]
 
 
 SWEEPS: dict[str, Sweep] = {
-    "temperature": ladder("temperature", TEMPERATURES),
-    "wide": ladder("wide", SETTINGS["wide"], ("scale", "10.0")),
-    "scale": ladder("scale", FACTORS),
-    "family": (REFERENCE, [("Gaussian", REFERENCE), *((f, ("family", f)) for f in TRAJECTORIES)]),
+    "temperature": ladder("tempered_hmc, temperature", (0.03, 0.1, 0.3, 3.0, 10.0)),
+    "wide": ladder("wide_hmc, temperature", (0.1, 0.3, 3.0), "scaled_hmc, prior_factor 10"),
+    "scale": ladder("scaled_hmc, prior_factor", (0.01, 0.1, 0.3, 3.0, 10.0)),
+    "family": ("hmc", [*FAMILIES.items()]),
 }
 TITLES = {
     "temperature": "temperature",
@@ -110,8 +193,8 @@ TITLES = {
 
 def summarise(found: Results) -> None:
     """Every table, under a line that says what it is."""
-    seeds = sorted({seed for _, _, seed, _ in found.rows})
-    print(f"Seeds {seeds}, {len({(key[0], key[1], key[2]) for key in found.rows})} cells\n")
+    seeds = sorted({key[2] for key in found.scores})
+    print(f"Seeds {seeds}, {len({key[:3] for key in found.scores})} cells\n")
     for kind, (base, steps) in SWEEPS.items():
         print(f"### {kind}: clean test rows\n")
         heads = [f"{name} {metric}" for name in PROBLEMS for metric in ("accuracy", "NLL", "less")]
@@ -144,45 +227,47 @@ def summarise(found: Results) -> None:
         heads = ["", "accuracy", "NLL", "agreement", "total variation"]
         heads += [f"corrupted {head}" for head in ("accuracy", "NLL", "agreement", "total variation")] + ["chosen"]
         table(heads, [(label, _closeness(found, what, name)) for label, what in _compared(found, name)])
+    if not any("rhat_function" in numbers for numbers in found.scores.values()):
+        return  # `caveat diagnose` says it of a cell of the bench
     print("### R-hat\n")
     heads = ["reference", "function: max", "share above 1.01", "limit of independent draws", "fewest effective draws"]
     heads += ["weights: max", "share above 1.01", "fewest effective draws", "acceptance", "leapfrog steps"]
     forms = dict.fromkeys(("rhat_function", "share_function", "null_function"), ".3f") | {"ess_function": ".0f"}
     forms |= {"rhat_weights": ".3f", "share_weights": ".3f", "ess_weights": ".0f"}
     forms |= {"acceptance": ".2f", "leapfrog_steps": ".0f"}
-    rows = [(n, [shown(found.values(REFERENCE, n, c), form) for c, form in forms.items()]) for n in PROBLEMS]
+    rows = [(n, [shown(found.values("hmc", n, c), form) for c, form in forms.items()]) for n in PROBLEMS]
     table(heads, rows)
 
 
-def _clean(found: Results, what: tuple[str, str], base: tuple[str, str]) -> list[str]:
+def _clean(found: Results, label: str, base: str) -> list[str]:
     cells = []
     for name in PROBLEMS:
-        nll = found.values(what, name, "nll")
-        cells += [shown(found.values(what, name, "accuracy")), shown(nll)]
+        nll = found.values(label, name, "nll")
+        cells += [shown(found.values(label, name, "accuracy")), shown(nll)]
         cells += [shown(less(nll, found.values(base, name, "nll")), "+.3f").replace("±+", "±")]
     return cells if any(cells) else []
 
 
-def _against_ensemble(found: Results, label: str, what: tuple[str, str]) -> list[str]:
-    ensemble = ("methods", "ensemble of 5") if what == REFERENCE else ("ensemble", label)
-    return [shown(found.values(which, name, "nll")) for name in PROBLEMS for which in (what, ensemble)]
+def _against_ensemble(found: Results, factor: str, label: str) -> list[str]:
+    ensemble = "ensemble" if label == "hmc" else f"scaled_ensemble, prior_factor {float(factor):g}"
+    return [shown(found.values(which, name, "nll")) for name in PROBLEMS for which in (label, ensemble)]
 
 
-def _compared(found: Results, name: str) -> list[tuple[str, tuple[str, str]]]:
-    """One chain of the reference, then the methods, the closest first."""
-    known = [m for m in METHODS if found.values(("methods", m), name, "total_variation")]
-    known.sort(key=lambda m: mean(found.values(("methods", m), name, "total_variation").values()))
-    return [("one HMC chain", REFERENCE), *((m, ("methods", m)) for m in known)]
+def _compared(found: Results, name: str) -> list[tuple[str, str]]:
+    """One chain of the reference where it was measured, then the methods, the closest first."""
+    variation = {m: found.values(label, name, "total_variation").values() for m, label in METHODS.items()}
+    known = sorted((m for m in METHODS if variation[m]), key=lambda m: mean(variation[m]))
+    return [("one HMC chain", "hmc"), *((m, METHODS[m]) for m in known)]
 
 
-def _closeness(found: Results, what: tuple[str, str], name: str) -> list[str]:
+def _closeness(found: Results, label: str, name: str) -> list[str]:
     cells = [
-        shown(found.values(what, name, metric, data))
+        shown(found.values(label, name, metric, data))
         for data in ("clean", "corrupted")
         for metric in ("accuracy", "nll", "agreement", "total_variation")
     ]
-    chosen = [row["chosen"] for (kind, problem, _, _), row in found.rows.items() if (kind, problem) == (what, name)]
-    return [*cells, ", ".join(dict.fromkeys(map(_short, filter(None, chosen))))]
+    chosen = found.chosen.get((label, name), [])
+    return [*cells, ", ".join(dict.fromkeys(map(_short, chosen)))]
 
 
 def _short(chosen: str) -> str:
@@ -203,7 +288,7 @@ def draw(found: Results, folder: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for axis, kind in zip(axes, ("temperature", "scale"), strict=True):
         for name, colour in COLOURS.items():
-            base = found.values(REFERENCE, name, "nll")
+            base = found.values("hmc", name, "nll")
             points = [(float(s), less(found.values(what, name, "nll"), base)) for s, what in SWEEPS[kind][1]]
             points = [(x, list(values.values())) for x, values in points if values]
             axis.plot([x for x, _ in points], [mean(v) for _, v in points], color=colour, label=name, marker="o", ms=3)
@@ -259,5 +344,21 @@ def measured(script: str, doc: str | None, measure: Callable[[Path, Path], None]
     if not arguments.summary:
         arguments.references.mkdir(parents=True, exist_ok=True)
         measure(arguments.csv, arguments.references)
-    found: Path = arguments.csv
-    return found
+    path: Path = arguments.csv
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="of `caveat bench`; results.csv unless given")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="where figures are written; none unless given")
+    arguments = parser.parse_args()
+    earlier = Path(__file__).with_name("results.csv")
+    found = Results.of_csv(earlier) if arguments.results is None else Results.of_bench(arguments.results)
+    summarise(found)
+    if arguments.figures is not None:
+        draw(found, arguments.figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
     python experiments/hmc/weights.py            # weights.csv and weights.png: minutes on one core
     python experiments/hmc/weights.py --summary  # only the table of the README
 
-Two questions, for the references of `run.py`:
+Two questions, for the references of `posteriors.toml`:
 
     plane        log posterior half-way between two draws, less the mean of the draws': of one chain, of different ones.
                  Between two independent draws from a Gaussian over d weights it is d / 4, so a lower one is a wall
@@ -21,14 +21,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
 import torch
 from chains import reference
-from problems import PROBLEMS, Problem, empcov_prior, problem
+from problems import PRECISIONS, empcov, problem, task
 from tables import measured, table
 from torch import Tensor
 from torch.nn import functional as F
 
 import caveat
 from caveat import HMC, MAP, Training
-from caveat.evaluate.surface import Surface, posterior_surface
+from caveat.data import DataSet
+from caveat.evaluate.diagnosis import Surface, posterior_surface
 
 NAMES = ("digits", "mnist")
 LAYER = "1.weight"
@@ -37,14 +38,14 @@ DEAD = 1e-6  # of the mean variance: an eigenvector without
 Found = Iterator[tuple[str, str, str, float]]  # question, setting, quantity, value
 
 
-def surfaces(found: Problem, posterior: caveat.Posterior) -> dict[str, Surface]:
+def surfaces(rows: DataSet, posterior: caveat.Posterior) -> dict[str, Surface]:
     """The planes through three draws of a chain, and through draws of three chains."""
     last = posterior.state["stats"]["lp"].shape[1] - 1
     chosen = {
         "draws of one chain": [(0, last), (0, last // 2), (0, last // 4)],
         "draws of different chains": [(0, last), (1, last), (2, last)],
     }
-    return {name: posterior_surface(posterior, found.rows["train"], draws=draws) for name, draws in chosen.items()}
+    return {name: posterior_surface(posterior, rows.train, draws=draws) for name, draws in chosen.items()}
 
 
 def height(surface: Surface, place: Tensor) -> float:
@@ -57,13 +58,13 @@ def height(surface: Surface, place: Tensor) -> float:
 
 def plane(surface: Surface) -> float:
     """Half-way between two draws, less the mean of the two; of the three pairs the lowest."""
-    pairs = combinations(surface.places, 2)
+    pairs = combinations(surface.positions, 2)
     return min(height(surface, (a + b) / 2) - (height(surface, a) + height(surface, b)) / 2 for a, b in pairs)
 
 
-def first_layer(found: Problem, posteriors: dict[str, caveat.Posterior]) -> Found:
+def first_layer(rows: DataSet, posteriors: dict[str, caveat.Posterior]) -> Found:
     """Weights along the directions in which inputs vary most, and along those in which they do not."""
-    x = found.rows["train"].tensors[0].flatten(1).double()
+    x = rows.train.tensors[0].flatten(1).double()
     variances, vectors = torch.linalg.eigh(x.T.cov(correction=0))
     dead = variances < DEAD * variances.mean()
     groups = {"the first ten": slice(-10, None), "the last ten that vary": torch.nonzero(~dead).squeeze(1)[:10]}
@@ -71,38 +72,38 @@ def first_layer(found: Problem, posteriors: dict[str, caveat.Posterior]) -> Foun
     yield "first layer", "inputs", "directions without variance", float(dead.sum())
     for name, posterior in posteriors.items():
         weights = posterior.state["params"][LAYER].double().cpu().reshape(-1, x.shape[1])  # [draws x units, D]
-        size = (weights @ vectors).square().mean(0) * PROBLEMS[found.name].precision
+        size = (weights @ vectors).square().mean(0) * PRECISIONS[rows.name]
         for group, which in groups.items():
             yield "first layer", name, group, float(size[which].mean().sqrt())
 
 
-def fitted(found: Problem, references: Path) -> dict[str, caveat.Posterior]:
+def fitted(rows: DataSet, references: Path) -> dict[str, caveat.Posterior]:
     """HMC, MAP, and HMC under EmpCov, of few draws: the sizes of weights need no more."""
     training = Training(epochs=300, learning_rate=1e-2)
     return {
-        "HMC": reference(found, references),
-        "MAP": caveat.fit(found.task(), MAP(training=training), seed=found.seed, progress=False),
-        "EmpCov": caveat.fit(found.task(empcov_prior(found)), FEW, seed=found.seed, progress=False),
+        "HMC": reference(rows, references),
+        "MAP": caveat.fit(task(rows), MAP(training=training), seed=0, progress=False),
+        "EmpCov": caveat.fit(task(rows, empcov(rows, PRECISIONS[rows.name])), FEW, seed=0, progress=False),
     }
 
 
 def measure(path: Path, references: Path) -> None:
     """Everything, and the figure."""
-    rows: list[tuple[str, str, str, str, float]] = []
+    numbers: list[tuple[str, str, str, str, float]] = []
     drawn: dict[str, tuple[dict[str, Surface], dict[str, caveat.Posterior]]] = {}
     for name in NAMES:
-        found = problem(name, 0)
-        posteriors = fitted(found, references)
-        planes = surfaces(found, posteriors["HMC"])
-        rows += [(name, "plane", which, "half-way less the draws", plane(s)) for which, s in planes.items()]
+        rows = problem(name)
+        posteriors = fitted(rows, references)
+        planes = surfaces(rows, posteriors["HMC"])
+        numbers += [(name, "plane", which, "half-way less the draws", plane(s)) for which, s in planes.items()]
         quarter = posteriors["HMC"].network.n_parameters / 4
-        rows.append((name, "plane", "independent draws of a Gaussian", "half-way less the draws", quarter))
-        rows += [(name, *row) for row in first_layer(found, posteriors)]
+        numbers.append((name, "plane", "independent draws of a Gaussian", "half-way less the draws", quarter))
+        numbers += [(name, *number) for number in first_layer(rows, posteriors)]
         drawn[name] = planes, posteriors
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["problem", "question", "setting", "quantity", "value"])
-        writer.writerows((*row[:4], f"{row[4]:.4g}") for row in rows)
+        writer.writerows((*number[:4], f"{number[4]:.4g}") for number in numbers)
     draw(drawn, path.with_suffix(".png"))
 
 
@@ -119,13 +120,13 @@ def draw(found: dict[str, tuple[dict[str, Surface], dict[str, caveat.Posterior]]
             top = surface.log_density.max()
             levels = torch.linspace(-6, 0, 13) * float(top - surface.log_density.median()) / 3
             axis.contourf(surface.along, surface.across, surface.log_density - top, levels.tolist(), extend="min")
-            axis.plot(*surface.places.T, "o", color="#c1440e")
+            axis.plot(*surface.positions.T, "o", color="#c1440e")
             axis.set_title(f"{name}: {title}", fontsize=9)
         for axis, (title, posterior) in zip(row[2:], posteriors.items(), strict=True):
             weights = posterior.state["params"][LAYER].cpu()
             weights = weights.reshape(-1, weights.shape[-1])[-1]
             side = round(len(weights) ** 0.5)
-            limit = 3 * PROBLEMS[name].precision ** -0.5
+            limit = 3 * PRECISIONS[name] ** -0.5
             axis.imshow(weights.reshape(side, side), cmap="RdBu", vmin=-limit, vmax=limit)
             axis.set_title(f"{name}: weights into a unit, {title}", fontsize=9)
             axis.set_axis_off()

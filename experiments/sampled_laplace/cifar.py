@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import caveat
 from caveat import MAP, SampledLaplace, Training, data, models
 from caveat.engine.linear_model import ConjugateGradients, Tuning
-from caveat.evaluate.calibration import top_label_ece
+from caveat.evaluate.metrics import top_label_ece
 
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")  # one of each group
 

@@ -24,10 +24,9 @@ from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
+import problems
 import torch
-from problems import PROBLEMS, QUICK_ROWS, Source, problem
-from run import read
-from tables import shown, table
+from tables import read, shown, table
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -118,12 +117,14 @@ def training_of(name: str, scale: Scale, device: str) -> Training:
     return replace(plain, optimizer="sgd", warmup=0.025, precision=precision, channels_last=gpu)
 
 
-def rows_of(name: str, seed: int, source: Source, quick: bool) -> tuple[TensorDataset, TensorDataset]:
+QUICK_ROWS = 200
+SPLIT = {"digits": problems.digits, "mnist": problems.mnist, "fashion_mnist": problems.fashion_mnist}
+
+
+def rows_of(name: str, seed: int, data_dir: Path | None, quick: bool) -> tuple[TensorDataset, TensorDataset]:
     """Training and test rows."""
-    if name in PROBLEMS:
-        found = problem(name, seed, source, quick)
-        return found.train, found.test
-    loaded, few = data.load(name, source.folder), QUICK_ROWS if quick else None
+    loaded = SPLIT[name](data_dir, seed) if name in SPLIT else data.load(name, data_dir)
+    few = QUICK_ROWS if quick else None
     return tuple(TensorDataset(*(t[:few] for t in part.tensors)) for part in (loaded.train, loaded.test))
 
 
@@ -142,10 +143,10 @@ def prior_of(method: str, scale: Scale) -> caveat.Prior:
     return caveat.GaussianPrior({"MeanFieldVI": scale.dense[2], "SSVI": scale.ssvi[2]}.get(method, 1.0))
 
 
-def run_cell(name: str, method: str, seed: int, source: Source, device: str, quick: bool) -> dict[str, Any]:
+def run_cell(name: str, method: str, seed: int, data_dir: Path | None, device: str, quick: bool) -> dict[str, Any]:
     """Fit and score: one row of the csv."""
     scale = TINY if quick else SCALES[name]
-    train, test = rows_of(name, seed, source, quick)
+    train, test = rows_of(name, seed, data_dir, quick)
     module = network_of(name, seed, int(train.tensors[1].max()) + 1)
     augment = data.crop_and_flip if name.startswith("cifar") else None
     task = caveat.Task(module, train, caveat.Categorical(), prior_of(method, scale), augment=augment)
@@ -225,11 +226,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="digits is always on the CPU")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
     parser.add_argument("--summary", action="store_true", help="only the tables")
-    parser.add_argument("--data", type=Path, metavar="NPZ", help="take the rows from a file made by run.py --export")
     parser.add_argument("--data-dir", type=Path, help="where data sets are looked for first")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("second_table.csv"))
     arguments = parser.parse_args(words)
-    source = Source(arguments.data, arguments.data_dir)
     seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
     wanted = [(n, m, s) for n in arguments.problems for s in seeds for m in arguments.methods]
     failed = 0
@@ -238,7 +237,7 @@ def main(words: list[str] | None = None) -> int:
             continue
         device = "cpu" if name == "digits" else arguments.device
         try:
-            row = run_cell(name, method, seed, source, device, arguments.quick)
+            row = run_cell(name, method, seed, arguments.data_dir, device, arguments.quick)
         except (FloatingPointError, ValueError) as error:  # one that diverged; the others go on
             print(f"{name} {method} {seed} failed: {error}", file=sys.stderr, flush=True)
             failed += 1

@@ -1,16 +1,30 @@
-"""Tables and figures of the README, from what the csv holds. Numbers are means over seeds, ± one standard error."""
+"""Tables and figures of the README. Numbers are means over seeds, ± one standard error.
 
+    python experiments/ssvi/tables.py                                                # from results.csv
+    python experiments/ssvi/tables.py --results results/digits results/choose        # from what `caveat bench` measured
+    python experiments/ssvi/tables.py --figures FOLDER                               # also sparsity.png and start.png
+
+results.csv is of an earlier script: a cell's name there is question/problem/method/setting/seed.
+"""
+
+import argparse
+import csv
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-
-from cells import BASE_START, CHANGED, CHOSEN_ON, SPARSITIES, STARTS, TUNED, candidates
-from problems import PROBLEMS
+from typing import Any
 
 from caveat import SSVI
-from caveat.engine.sparse.removal_criteria import CRITERIA
 
+PROBLEMS = ("fashion_mnist", "digits", "mnist")
+SPARSITIES = ("50", "80", "90", "95", "98", "99")  # percent
+STARTS = ("0.0001", "0.001", "0.03", "0.1", "0.3")  # of the standard deviations; the base is 0.01
+BASE_START = 0.01
+CRITERIA = ("magnitude", "snr", "expected_magnitude", "snr_magnitude", "exponential", "snr_exponential")
+ADDITIONS = ("noisy", "mean", "batches")
+TUNED = ("dense", "ssvi", "rigl", "map")
 LABELS = {"dense": "dense VI", "map": "MAP", "ssvi": "SSVI", "rigl": "RigL", "channel": "SSVI, channels"}
 COLOURS = {"dense": "#000000", "map": "#888888", "ssvi": "#14406b", "rigl": "#c1440e", "channel": "#2e8b57"}
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "top-label ECE", "marginal": "marginal calibration error"}
@@ -24,6 +38,7 @@ COSTS = {  # column of the csv: what to call it, its unit, its form
     "median_std_change": ("change of log sigma", 1, ".2f"),
 }
 FORMS = {"accuracy": ".4f", "nll": ".3f", "ece": ".4f", "marginal": ".4f"}
+METRICS = {"accuracy": "accuracy", "nll": "nll", "ece": "ece", "marginal": "marginal_calibration_error"}
 What = tuple[str, str, str]  # question, method, setting
 BASE: What = ("sweep", "ssvi", "95")
 DENSE: What = ("sweep", "dense", "0")
@@ -37,12 +52,28 @@ class Results:
     rows: dict[tuple[What, str, int], dict[str, str]]
 
     @staticmethod
-    def of(found: Iterable[dict[str, str]]) -> "Results":
-        """From the csv."""
+    def of_csv(path: Path) -> "Results":
+        """From results.csv."""
         rows = {}
-        for row in found:
+        for row in read(path):
             question, name, method, setting, seed = row["cell"].split("/")
             rows[(question, method, setting), name, int(seed)] = row
+        return Results(rows)
+
+    @staticmethod
+    def of_bench(folders: Iterable[Path]) -> "Results":
+        """From folders of `caveat bench`."""
+        rows: dict[tuple[What, str, int], dict[str, str]] = {}
+        for folder in folders:
+            for cell in json.loads((folder / "bench.json").read_text())["cells"]:
+                place, name, seed = folder / cell["folder"], cell["data"], cell["seed"]
+                if cell["status"] == "done" and (place / "candidates.json").exists():
+                    method = "map" if cell["method"] == "point" else cell["method"]
+                    tried = json.loads((place / "candidates.json").read_text())["validation_nll"]
+                    for words, nll in tried.items():
+                        rows[("choose", method, words), name, seed] = {"nll": str(nll) if nll != str(nll) else ""}
+                elif cell["status"] == "done" and cell["method"] != "map_tempered":
+                    rows[what_of(cell["method"]), name, seed] = numbers(place)
         return Results(rows)
 
     def values(self, what: What, name: str, column: str) -> dict[int, float]:
@@ -50,17 +81,46 @@ class Results:
         return {
             seed: float(row[column])
             for (which, problem, seed), row in self.rows.items()
-            if which == what and problem == name and row[column]
+            if which == what and problem == name and row.get(column)
         }
 
     def less(self, what: What, base: What, name: str, column: str) -> dict[int, float]:
         """Differences, paired by seed."""
-        own, other = self.values(what, name, column), self.values(base, name, column)
-        return {seed: value - other[seed] for seed, value in own.items() if seed in other}
+        other = self.values(base, name, column)
+        return {seed: value - other[seed] for seed, value in self.values(what, name, column).items() if seed in other}
 
-    def settings(self, what: What, name: str) -> str:
-        """With which a cell was run."""
-        return next((row["settings"] for (w, n, _), row in self.rows.items() if (w, n) == (what, name)), "")
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def what_of(label: str) -> What:
+    """The question, method and setting of a label of the experiment files."""
+    method, _, swept = label.partition(", ")
+    knob, _, value = swept.partition(" ")
+    if knob == "density":
+        return "sweep", method, f"{round(100 - 100 * float(value))}"
+    if knob == "initial_std":
+        return "start", method.removesuffix("_from"), next(s for s in STARTS if float(s) == float(value))
+    return (knob, "ssvi", value) if knob else ("sweep", method, "0")
+
+
+def numbers(cell: Path) -> dict[str, str]:
+    """Scores and costs of a cell of the bench, by the columns of results.csv."""
+    content = json.loads((cell / "metrics.json").read_text())
+    info, scores = content["info"], content["data"][0]["metrics"]
+    counted: dict[str, Any] = info["diagnostics"].get("account", {})
+    total = counted.get("total", {})
+    found = {column: scores[metric]["mean"] for column, metric in METRICS.items()}
+    found |= {"stored_bytes": info["stored_bytes"], "training_flops": info["flops"], "seconds": info["seconds"]}
+    found |= {key: total.get(key) for key in ("parameters", "inference_flops")}
+    found |= {key: info["diagnostics"].get(key) for key in ("median_std_change", "median_std")}
+    found["sparsity"] = 1 - counted["density"] if counted else None
+    return {key: "" if value is None else str(value) for key, value in found.items()}
 
 
 def shown(values: dict[int, float], form: str = ".3f", times: float = 1.0) -> str:
@@ -132,15 +192,15 @@ def _summarise_problem(found: Results, name: str) -> None:
         (label(what), scores(found, what, name) + costs(found, what, name)) for what in ALIKE
     ])  # fmt: skip
     print("### By sparsity\n")
-    sweep = [("sweep", m, s) for m in ("ssvi", "rigl", "channel") for s in sorted(SPARSITIES, key=int)]
+    sweep = [("sweep", m, s) for m in ("ssvi", "rigl", "channel") for s in SPARSITIES]
     table(["", *heads, *(head for head, _, _ in COSTS.values())], [
         (label(what), scores(found, what, name) + costs(found, what, name)) for what in [*ALIKE[:2], *sweep]
     ])  # fmt: skip
     print("### Criterion of removal, then of addition (SSVI 95%)\n")
-    for question, settings in (("criterion", CRITERIA), ("addition", ("noisy", *CHANGED["addition"]))):
-        own = [(s, BASE if s == getattr(SSVI(), question) else (question, "ssvi", s)) for s in settings]
-        nll = [shown(found.less(what, BASE, name, "nll"), "+.3f") for _, what in own]
-        rows = [(s, [*scores(found, what, name), less]) for (s, what), less in zip(own, nll, strict=True)]
+    for question, settings in (("criterion", CRITERIA), ("addition", ADDITIONS)):
+        whats = [(s, BASE if s == getattr(SSVI(), question) else (question, "ssvi", s)) for s in settings]
+        nll = [shown(found.less(what, BASE, name, "nll"), "+.3f") for _, what in whats]
+        rows = [(s, [*scores(found, what, name), less]) for (s, what), less in zip(whats, nll, strict=True)]
         table([question, *heads, "NLL less base"], [row for row in rows if row[1][0]])
     print("### Start of sigma\n")
     columns = [(method, column) for method in ("ssvi", "dense") for column in ("accuracy", "nll", "ece")]
@@ -154,18 +214,26 @@ def _summarise_problem(found: Results, name: str) -> None:
         f"{LABELS[m]} median sigma at the end" for m in by_start
     ]
     table(["start", *heads], rows)
-    if name not in CHOSEN_ON:
-        _summarise_choice(found, name)
+    _summarise_choice(found, name)
 
 
 def _summarise_choice(found: Results, name: str) -> None:
+    """What was tried for each method; of a bench the NLL alone is known."""
+    if not any(what[0] == "choose" and problem == name for what, problem, _ in found.rows):
+        return
     print("### Settings, on validation rows (chosen: the lowest NLL)\n")
     for method in TUNED:
-        what: dict[str, What] = {str(c): ("choose", method, str(c)) for c in candidates(name, method)}
-        nll = {c: found.values(w, name, "nll").get(0, float("inf")) for c, w in what.items()}
+        tried = [what for what, problem, _ in found.rows if what[:2] == ("choose", method) and problem == name]
+        nll = {what: found.values(what, name, "nll").get(0, float("inf")) for what in sorted(tried, key=_order)}
         best = min(nll, key=nll.__getitem__)
-        rows = [(f"**{c}**" if c == best else c, scores(found, w, name)) for c, w in what.items()]
+        rows = [(f"**{what[2]}**" if what == best else what[2], scores(found, what, name)) for what in nll]
         table([LABELS[method], *SCORES.values()], rows)
+
+
+def _order(what: What) -> list[float | str]:
+    """Candidates by their numbers in order, then by their words."""
+    words = what[2].split()
+    return [*(float(word) for word in words if word[0].isdigit()), *(word for word in words if not word[0].isdigit())]
 
 
 def draw(found: Results, folder: Path) -> None:
@@ -180,7 +248,7 @@ def draw(found: Results, folder: Path) -> None:
     columns = ("accuracy", "nll", "ece")
     size = {"figsize": (12, 3.2 * len(known)), "layout": "constrained", "squeeze": False}
     figure, axes = plt.subplots(len(known), len(columns), sharex=True, **size)
-    ticks = sorted(SPARSITIES, key=int)
+    ticks = SPARSITIES
     for row, name in zip(axes, known, strict=True):
         for axis, column in zip(row, columns, strict=True):
             for method in ("ssvi", "rigl", "channel"):
@@ -216,3 +284,19 @@ def _line(axis: object, points: list[tuple[float, dict[int, float]]], method: st
     axis.plot(x, [mean(v) for v in every], color=COLOURS[method], label=LABELS[method], marker="o", ms=3)
     low, high = ([bound(v) for v in every] for bound in (min, max))
     axis.fill_between(x, low, high, color=COLOURS[method], alpha=0.15, linewidth=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, nargs="+", metavar="FOLDER", help="of `caveat bench`")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="where figures are written; none unless given")
+    arguments = parser.parse_args()
+    earlier = Path(__file__).with_name("results.csv")
+    found = Results.of_bench(arguments.results) if arguments.results else Results.of_csv(earlier)
+    summarise(found)
+    if arguments.figures is not None:
+        draw(found, arguments.figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader
 
 import caveat
 from caveat import MAP, Laplace, LastLayerLaplace, SubnetworkLaplace, Training, data, models
-from caveat.evaluate.calibration import top_label_ece
-from caveat.evaluate.ood import ood_scores
+from caveat.evaluate.metrics import ood_scores, top_label_ece
 
 SCORES = ("random", "energy", "gradient", "obd", "magnitude", "variance", "swag")
 SIZES = (400, 4_000, 42_438)

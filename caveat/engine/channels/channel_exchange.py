@@ -16,9 +16,9 @@ from caveat.batches import Inputs
 from caveat.engine.channels.choice import candidates, channel_scores, exchange_counts, growth_scores, swap, unflat
 from caveat.engine.channels.narrowing import Channels, Kept, places, slices
 from caveat.engine.distributed import Ranks
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.sparse import Substitute, replacement_rate, weight_name
 from caveat.engine.training import Moments
-from caveat.fresh_weights import FreshWeights
 from caveat.network import Network, Params
 
 __all__ = ["ChannelExchange"]

@@ -19,7 +19,7 @@ from caveat.engine.channels.choice import (
 )
 from caveat.engine.channels.narrowing import Channels, Kept, narrow, narrow_params, slices
 from caveat.engine.channels.spaces import find_channels
-from caveat.fresh_weights import FreshWeights
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.models import lenet5, mlp, resnet18, resnet20_frn
 from caveat.network import Params
 

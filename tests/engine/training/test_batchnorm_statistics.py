@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from caveat import Categorical, Network
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics
-from caveat.fresh_weights import FreshWeights
 from caveat.rows import Rows
 
 N = 11

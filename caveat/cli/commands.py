@@ -1,0 +1,98 @@
+"""The tree of verbs as types, from which the parser makes options and help.
+
+A verb's fields are its options and their comments its help. A method's knobs come from the method's own dataclass, so
+that `caveat fit swag --help` shows them all and there is nothing to keep in step by hand.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from caveat.cli.bench import Bench
+from caveat.cli.demo import Demo
+from caveat.cli.diagnose import Diagnose
+from caveat.cli.evaluate import Evaluate
+from caveat.cli.fit import Fit
+from caveat.cli.methods import Methods
+from caveat.cli.predict import Predict
+from caveat.cli.reference import Reference, References
+from caveat.cli.report import Report
+from caveat.cli.verb import Common, Verb, summary
+
+__all__ = ["VERBS", "commands", "tensors_from_files"]
+
+PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
+    "demo": Demo,
+    "predict": Predict,
+    "evaluate": Evaluate,
+    "report": Report,
+    "methods": Methods,
+    "diagnose": Diagnose,
+}
+VERBS: tuple[type[Verb], ...] = (*PLAIN.values(), Fit, Bench, Reference, References)
+
+
+def commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
+    """The tree of verbs as a type for the parser: a verb's, the common and a method's options on one level."""
+    import tyro
+
+    from caveat.methods import discover
+    from caveat.references import RECIPES
+
+    runners: dict[type, Callable[[Any], None]] = {}
+
+    def leaf(name: str, verb: type, method: type | None = None, which: Any = None, about: str = "which one") -> Any:
+        flat = tyro.conf.arg(name="")
+        fields: list[Any] = [("verb", Annotated[verb, flat])]
+        if which is not None:
+            fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help=about)]))
+        if method is not None:
+            # A knob that may be of two kinds, as a solver may, is of its default's kind here, with all its knobs shown.
+            knobs: Any = Annotated[method, flat, tyro.conf.AvoidSubcommands]
+            fields.append(("method", knobs, dataclasses.field(default_factory=method)))
+        fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
+        parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
+        parsed.__doc__ = summary(method or verb)
+        further = [field for field, *_ in fields if field in ("method", "which")]
+        runners[parsed] = lambda p: p.verb.run(p.common, *(getattr(p, field) for field in further))
+        return Annotated[parsed, tyro.conf.subcommand(name, prefix_name=False, description=summary(method or verb))]
+
+    fits: Any = Union[tuple(leaf(name, Fit, method) for name, method in discover().items())]  # noqa: UP007
+    leaves = {name: leaf(name, verb) for name, verb in PLAIN.items()}
+    leaves["bench"] = leaf("bench", Bench, which=Path, about="the experiment, a TOML file; see docs/bench.md")
+    builds = leaf("build", Reference, which=Literal[tuple(RECIPES)])
+    references: Any = Union[builds, leaf("list", References)]  # noqa: UP007
+    about = "Reference posteriors, which others are compared with: build one, or list them."
+    leaves["reference"] = Annotated[references, tyro.conf.subcommand("reference", prefix_name=False, description=about)]
+    leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
+    order = ("demo", "fit", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
+    return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
+
+
+def tensors_from_files() -> Any:
+    """How the parser reads a knob that may be a tensor: from an npy file."""
+    import numpy
+    import torch
+    from tyro import constructors
+
+    registry = constructors.ConstructorRegistry()
+
+    def read(texts: list[str]) -> Any:
+        if not texts[0].endswith(".npy") or not Path(texts[0]).is_file():
+            raise ValueError(f"{texts[0]} is no npy file")
+        return torch.from_numpy(numpy.load(texts[0], allow_pickle=False))
+
+    @registry.primitive_rule
+    def rule(info: Any) -> Any:
+        if info.type is not torch.Tensor:
+            return None
+        return constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FILE.npy",
+            instance_from_str=read,
+            is_instance=lambda value: isinstance(value, torch.Tensor),
+            str_from_instance=lambda value: [f"a tensor of shape {tuple(value.shape)}"],
+        )
+
+    return registry

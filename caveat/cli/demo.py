@@ -1,0 +1,23 @@
+"""`caveat demo`: every method on digits, in one table and one page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from caveat.cli.verb import Common, Verb
+
+__all__ = ["Demo"]
+
+
+@dataclass(frozen=True)
+class Demo(Verb):
+    """Fit every method to digits, score clean, rotated and outside data, print one table and write one page."""
+
+    out: Path = Path("caveat-demo")  # folder for the results; one that the demo made before is replaced
+
+    def run(self, common: Common) -> None:
+        """Do it."""
+        from caveat.cli.digits_demo import run_demo
+
+        table = run_demo(self.out, seed=common.seed, device=common.place(), progress=not common.quiet)
+        page = self.out / "report.html"
+        common.show({"report": str(page), "csv": str(self.out / "results.csv")}, f"{table}\n\nThe page: {page}")

@@ -1,0 +1,59 @@
+"""Metrics: one number a row from what was predicted and what was true, and their means with standard errors.
+
+    mean = 1/N sum_i s_i,        stderr = std(s) / sqrt(N)        over test rows, not over training runs
+
+`per_row` has accuracy, Brier score, squared error and interval coverage; `calibration` asks whether probabilities are
+met by frequencies; `refusal` what the error is on the rows kept when the others may be refused; `detection` how well
+uncertainty tells data from outside apart. `catalogue` is the one place with the names of metrics, their directions and
+how their values are written.
+
+Called by `evaluate.scoring`, `evaluate.fidelity`, `evaluate.comparison`, `bench` and `report`.
+"""
+
+from caveat.evaluate.metrics.calibration import (
+    Reliability,
+    central_coverage,
+    marginal_calibration_error,
+    pit_calibration_error,
+    pooled_reliability,
+    reliability,
+    share_interval,
+    top_label_ece,
+)
+from caveat.evaluate.metrics.catalogue import METRICS, Metric
+from caveat.evaluate.metrics.detection import ood_scores, placements, roc_curve
+from caveat.evaluate.metrics.number_text import format_bytes, format_error, format_number, format_seconds
+from caveat.evaluate.metrics.per_row import accuracy, brier, interval_coverage, mean_and_stderr, rmse, squared_error
+from caveat.evaluate.metrics.refusal import risk_at_coverage, risk_coverage, risk_coverage_area
+from caveat.evaluate.metrics.score import Columns, Score
+
+__all__ = [
+    "METRICS",
+    "Columns",
+    "Metric",
+    "Reliability",
+    "Score",
+    "accuracy",
+    "brier",
+    "central_coverage",
+    "format_bytes",
+    "format_error",
+    "format_number",
+    "format_seconds",
+    "interval_coverage",
+    "marginal_calibration_error",
+    "mean_and_stderr",
+    "ood_scores",
+    "pit_calibration_error",
+    "placements",
+    "pooled_reliability",
+    "reliability",
+    "risk_at_coverage",
+    "risk_coverage",
+    "risk_coverage_area",
+    "rmse",
+    "roc_curve",
+    "share_interval",
+    "squared_error",
+    "top_label_ece",
+]

@@ -1,0 +1,111 @@
+"""Scores from flat columns: what `Predictive.columns` gives and the prediction files hold, one row a decision."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from caveat.evaluate.metrics import (
+    Columns,
+    Score,
+    accuracy,
+    brier,
+    interval_coverage,
+    marginal_calibration_error,
+    mean_and_stderr,
+    ood_scores,
+    pit_calibration_error,
+    risk_coverage_area,
+    rmse,
+    squared_error,
+    top_label_ece,
+)
+from caveat.predictive import Kind
+
+__all__ = ["Scored", "Scores", "score", "score_outside"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One data set's scores: `scored["nll"].mean`."""
+
+    name: str
+    family: str
+    severity: float | None
+    role: Literal["test", "ood"]
+    rows: int
+    metrics: dict[str, Score]
+    file: str | None = None  # where the predictions are, relative to the run's folder
+
+    def __str__(self) -> str:
+        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.metrics.items())
+
+    def __getitem__(self, metric: str) -> Score:
+        if metric not in self.metrics:
+            raise KeyError(f"no metric {metric!r} of {self.name!r}: there are {', '.join(self.metrics)}")
+        return self.metrics[metric]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A posterior's scores on several data sets: `scores["clean"]["nll"].mean`. Printing shows them as a table."""
+
+    label: str
+    kind: Kind
+    data: list[Scored]
+    content: dict[str, Any] = field(repr=False, default_factory=dict)  # as written to metrics.json
+    notes: tuple[str, ...] = ()  # what beside the method differs from the reference
+
+    def __getitem__(self, name: str) -> Scored:
+        for scored in self.data:
+            if scored.name == name:
+                return scored
+        raise KeyError(f"no data set {name!r}: there are {', '.join(s.name for s in self.data)}")
+
+    def __str__(self) -> str:
+        return "\n".join([self.label, *(f"  {scored}" for scored in self.data), *(f"  note: {n}" for n in self.notes)])
+
+
+def score(kind: Kind, columns: Columns) -> dict[str, Score]:
+    """Compute every metric of data with targets, from the columns [N, ...] of their predictions."""
+    rows, targets = columns["rows"], columns["targets"]
+
+    def mean(scores: Tensor) -> Score:
+        return Score(*mean_and_stderr(scores, rows))
+
+    nll = mean(-columns["log_prob"])
+    if kind == "regression":
+        return {
+            "rmse": Score(*rmse(squared_error(columns["mean"], targets), rows)),
+            "nll": nll,
+            "crps": mean(columns["crps"]),
+            "coverage_90": mean(interval_coverage(columns["lower_90"], columns["upper_90"], targets)),
+            "calibration_error": Score(pit_calibration_error(columns["pit"])),
+        }
+    probs = columns["probs"]
+    right = accuracy(probs, targets)
+    return {
+        "accuracy": mean(right),
+        "nll": nll,
+        "brier": mean(brier(probs, targets)),
+        "ece": Score(top_label_ece(probs, targets)),
+        "marginal_calibration_error": Score(marginal_calibration_error(probs, targets)),
+        "risk_coverage_area": Score(risk_coverage_area(columns["entropy"], 1 - right)),
+    }
+
+
+def score_outside(kind: Kind, inside: Columns, outside: Columns) -> dict[str, Score]:
+    """Compute how well uncertainty tells data from outside apart, by all of it and by its epistemic part alone.
+
+    Both arguments are the columns [N, ...] of predictions.
+    """
+    by = ("entropy", "epistemic") if kind == "classification" else ("variance", "epistemic")
+    metrics: dict[str, Score] = {}
+    for name in by:
+        scores = ood_scores(_per_row(inside[name]), _per_row(outside[name]))
+        metrics |= {f"{metric}_{name}": Score(value) for metric, value in scores.items()}
+    return metrics
+
+
+def _per_row(column: Tensor) -> Tensor:
+    return column if column.ndim == 1 else column.sum(-1)

@@ -1,0 +1,108 @@
+"""Pieces of HTML that all sections share. Whatever comes from a file passes through `escape`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from caveat.report.draw.figures import Plot, Style, styles
+from caveat.report.saved import SavedRun
+
+__all__ = [
+    "breakable",
+    "fold",
+    "legend",
+    "plot_figure",
+    "plot_grid",
+    "scrolling",
+    "section",
+    "swatch",
+    "toggle_button",
+]
+
+# The symbols of figures.SYMBOLS as characters, in the same order.
+CHARACTERS = {
+    "circle": "●",
+    "square": "■",
+    "diamond": "◆",
+    "triangle-up": "▲",
+    "cross": "✚",
+    "star": "★",
+    "hexagon": "⬢",
+    "pentagon": "⬟",
+    "x": "✖",
+}
+
+
+def section(identity: str, title: str, lead: str, body: str) -> str:
+    """A titled section; one without a body is left out."""
+    if not body:
+        return ""
+    heading = f'<h2 id="{identity}-title">{escape(title)}</h2><p class="lead">{escape(lead)}</p>'
+    return f'<section id="{identity}" aria-labelledby="{identity}-title">{heading}{body}</section>'
+
+
+def fold(title: str, note: str, body: str, is_open: bool) -> str:
+    """A part that the reader opens and closes; `note` stands beside its title."""
+    quiet = f' <span class="quiet">{escape(note)}</span>' if note else ""
+    return f"<details{' open' if is_open else ''}><summary>{escape(title)}{quiet}</summary>{body}</details>"
+
+
+def plot_grid(plots: Sequence[Plot], size: str = "") -> str:
+    """Plots side by side, as many in a row as the page is wide; `size` is "small" or empty."""
+    return f'<div class="grid {size}">{"".join(plot_figure(plot) for plot in plots)}</div>' if plots else ""
+
+
+def plot_figure(plot: Plot, below: str = "") -> str:
+    """One plot with its title and its description as alt text; page.js draws it. `below` is HTML under it."""
+    run = "" if plot.run is None else f' data-run="{plot.run}"'
+    return (
+        f'<figure class="plot"{run}><figcaption>{escape(plot.title)}</figcaption>'
+        f'<div class="canvas" role="img" aria-label="{escape(plot.description)}" '
+        f'style="height:{plot.figure.layout.height}px">'
+        f'<script type="application/json">{_json(plot.figure)}</script></div>{below}</figure>'
+    )
+
+
+def _json(figure: Any) -> str:
+    text: str = figure.to_json(validate=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e")  # no label can end the script element
+
+
+def swatch(style: Style) -> str:
+    """The mark of a run, its symbol in its colour."""
+    return f'<i class="swatch" aria-hidden="true" style="color:{style.colour}">{CHARACTERS[style.symbol]}</i>'
+
+
+def toggle_button(style: Style, label: str, noun: str) -> str:
+    """A button that hides and shows a run or a chain, as `noun` says, in every table and plot."""
+    return (
+        f'<button type="button" data-toggle="{style.index}" aria-pressed="true" title="Hide or show this {noun}">'
+        f"{swatch(style)}{escape(label)}</button>"
+    )
+
+
+def legend(runs: Sequence[SavedRun], sets: Sequence[str] = ()) -> str:
+    """Make the bar of buttons that hide and show runs, and data sets where there are several, everywhere."""
+    buttons = "".join(toggle_button(style, label, "run") for label, style in styles(runs).items())
+    all_runs = '<button type="button" data-toggle-all title="Hide or show all runs">all</button>'
+    bar = f'<div class="legend" role="group" aria-label="Runs: press to hide or show">{all_runs}{buttons}'
+    if len(sets) > 1:
+        bar += '<span class="between" aria-hidden="true"></span>'
+        bar += "".join(
+            f'<button type="button" data-toggle-set="{index}" aria-pressed="true" title="Hide or show this data set">'
+            f"{escape(name)}</button>"
+            for index, name in enumerate(sets)
+        )
+    return f"{bar}</div>"
+
+
+def scrolling(label: str, table: str) -> str:
+    """A table that scrolls sideways where the page is too narrow; `label` is what a screen reader calls it."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{table}</div>'
+
+
+def breakable(name: str) -> str:
+    """A name as HTML that may be broken at its underscores, and nowhere inside a word."""
+    return escape(name).replace("_", "_<wbr>")
