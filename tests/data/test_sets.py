@@ -22,6 +22,8 @@ def test_the_public_names():
         "shifted",
         "Shift",
         "SHIFTS",
+        "Conditions",
+        "conditions",
         "CORRUPTIONS",
         "gap_mask",
         "gap_split",
