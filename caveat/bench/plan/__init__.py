@@ -4,8 +4,8 @@
     problem.py      a data set and all that goes for it    grid.py      cells, their names, and which of them are done
     priors.py       families of priors by name             keys.py      complaints that begin with the key
 
-Cells are data x model x method x seed; `run_bench` computes them, `read_results` reads them. Called by the rest of the bench
-and by `caveat bench`.
+Cells are data x model x method x seed; `run_bench` computes them, `read_results` reads them. Called
+by the rest of the bench and by `caveat bench`.
 """
 
 from caveat.bench.plan.choices import MAP, TEMPERED, Choice
