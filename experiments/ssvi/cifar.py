@@ -25,10 +25,11 @@ import caveat
 from caveat import SSVI, MeanFieldVI, RigL, Training, data, models
 from caveat.evaluate.scores import Scored
 
-COLUMNS = ("data", "method", "density", "seed", "epochs", "accuracy", "nll", "ece", "marginal_ece", "median_std_change")
-COLUMNS += ("median_std", "training_pflop", "stored_mb", "seconds", "peak_gb", "knobs", "draws", "command", "commit")
-SHIFT_COLUMNS = ("data", "method", "density", "seed", "on", "severity", "rows", "accuracy", "nll", "ece")
-SHIFT_COLUMNS += ("marginal_ece", "auroc_entropy", "auroc_epistemic", "knobs")
+COLUMNS: tuple[str, ...] = ("data", "method", "density", "seed", "epochs", "accuracy", "nll", "ece", "marginal_ece")
+COLUMNS += ("median_std_change", "median_std", "training_pflop", "stored_mb", "seconds", "peak_gb", "knobs", "draws")
+COLUMNS += ("command", "commit")
+SHIFT_COLUMNS: tuple[str, ...] = ("data", "method", "density", "seed", "on", "severity", "rows", "accuracy", "nll")
+SHIFT_COLUMNS += ("ece", "marginal_ece", "auroc_entropy", "auroc_epistemic", "knobs")
 KL_WEIGHTS = {"dense": 0.001, "ssvi": 0.003, "channel": 0.003, "rigl": 0.0}  # by Fashion-MNIST's validation rows
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # beside the usual fifteen corruptions
 PATHS = ("data_dir", "folder", "csv", "commit")  # are no part of what was run
@@ -167,9 +168,9 @@ def main() -> None:
     if a.validation:
         scored = TensorDataset(x[-a.validation :], y[-a.validation :])
         x, y = x[: -a.validation], y[: -a.validation]
+    families, outside = shifts(a, rows)  # what is missing for them is missed before the training
     std = ((a.kl_weight if a.method != "rigl" else 1.0) / (len(x) * a.decay)) ** 0.5
     posterior = fitted(a, TensorDataset(x, y), std)
-    families, outside = shifts(a, rows)
     everything = caveat.evaluate(posterior, {"clean": scored} | families, ood=outside, draws=a.draws, progress=False)
     scores = everything["clean"]
     info, found = posterior.info, posterior.info.diagnostics
