@@ -13,7 +13,7 @@ import torch
 
 from caveat import likelihoods
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
-from caveat.engine.distributed import current_ranks
+from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
@@ -69,12 +69,14 @@ def fit(
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())  # each rank's own, under torchrun
     partial, identity = None, {}
+    if target is not None or ranks.size > 1:
+        identity = {"method": type(method).__name__, "knobs": describe(method), "seed": seed}
+        identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
+        _check_ranks(ranks, identity)
     if target is not None:
         partial = target.with_name(f"{target.name}.partial")
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
-        identity = {"method": type(method).__name__, "knobs": describe(method), "seed": seed}
-        identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
     try:
@@ -127,6 +129,32 @@ def _check_likelihood(method: Method, task: Task) -> None:
     if name in likelihoods.__all__ and name not in method.likelihoods:
         supported = ", ".join(method.likelihoods)
         raise ValueError(f"{type(method).__name__} does not support {name}: it supports {supported}")
+
+
+def _check_ranks(ranks: Ranks, identity: dict[str, Any]) -> None:
+    """Refuse ranks that were given different things, before any work: each would fit a posterior of its own."""
+    differing = ranks.differing(identity)
+    if not differing:
+        return
+    what, others = next(iter(differing.items()))
+    advice = {
+        "start": "they start from other weights: call torch.manual_seed before the module is built, or load one file",
+        "data": "they have other training rows: give every rank the whole data set, which is shared out here",
+        "validation": "they have other validation rows: give every rank the same",
+        "seed": "they were given another seed",
+        "method": "they were given another method",
+        "knobs": "the method has other knobs there",
+        "network": "their network has other parameters",
+    }
+    for key in advice:  # the first in this order says most
+        if key in differing:
+            what, others = key, differing[key]
+            break
+    named = ", ".join(map(str, others[:8]))
+    raise ValueError(
+        f"rank{'s' * (len(others) > 1)} {named} and rank 0 were not given the same ({what}): "
+        f"{advice.get(what, f'their {what} differs')}"
+    )
 
 
 def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -64,6 +65,16 @@ class Ranks:
                 stacked[name][position] = value
         self.add(tensor.view(torch.uint8) for tensor in stacked.values())  # bytes: any type, bit for bit
         return stacked
+
+    def differing(self, identity: dict[str, Any]) -> dict[str, list[int]]:
+        """The entries of an identity that some ranks have otherwise than the first one, and which ranks these are."""
+        identities: list[Any] = [identity] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(identities, identity)
+        first = identities[0]
+        keys = sorted({key for other in identities for key in other})
+        ranks = {key: [r for r, other in enumerate(identities) if other.get(key) != first.get(key)] for key in keys}
+        return {key: others for key, others in ranks.items() if others}
 
     def wait(self) -> None:
         """Until every rank has come here."""
