@@ -14,12 +14,13 @@ import torch
 from caveat import likelihoods
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import Ranks, current_ranks
+from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
-from caveat.storage import State, describe, digest_of, stored_bytes
+from caveat.storage import State, describe, digest_of, read_json, stored_bytes
 from caveat.task import Task
 
 __all__ = ["fit"]
@@ -78,7 +79,11 @@ def fit(
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
     label = type(method).__name__
-    run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
+    x, _ = next(task.train.batches([torch.arange(min(task.n, 2))]))
+    forward = forward_probe(task.network, x)
+    if partial is not None:
+        _check_forward(partial, task.network)
+    run = Run(seed, place, ranks, partial, identity, forward, progress, label, warnings=list(task.warnings))
     try:
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
@@ -109,6 +114,7 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
         stored_bytes=stored_bytes(state),
         seed=run.seed,
         versions=_versions(),
+        forward=run.forward,
     )
     detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
     return Posterior(method, detached, task.network.to(run.device), info)
@@ -155,6 +161,15 @@ def _check_ranks(ranks: Ranks, identity: dict[str, Any]) -> None:
         f"rank{'s' * (len(others) > 1)} {named} and rank 0 were not given the same ({what}): "
         f"{advice.get(what, f'their {what} differs')}"
     )
+
+
+def _check_forward(partial: Path, network: Network) -> None:
+    """Refuse to go on with an unfinished fit of a network that computes something else with the same parameters."""
+    if (partial / "run.json").exists() and differs_from(read_json(partial / "run.json").get("forward", {}), network):
+        raise ValueError(
+            f"{partial} holds an unfinished fit of a network that computes something else (another activation?): "
+            "delete it, or choose another folder"
+        )
 
 
 def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:

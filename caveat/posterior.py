@@ -17,6 +17,7 @@ from caveat.batches import Inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
+from caveat.engine.forward_probe import differs_from
 from caveat.engine.method import Method, Predictor
 from caveat.engine.replicas import Replicas
 from caveat.engine.run import Info, Run
@@ -241,8 +242,14 @@ def load(
             f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
         )
     network = network.with_fixed(groups["fixed"])
+    info = Info(**content["info"])
+    if differs_from(info.forward, network):
+        raise CorruptFile(
+            f"{folder} is a posterior of another model: its parameters have the same names and shapes, but this model "
+            "computes something else with them (another activation, or another order of layers?)"
+        )
     state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
-    posterior = Posterior(described["method"], state, network, Info(**content["info"]))
+    posterior = Posterior(described["method"], state, network, info)
     return posterior.to(network.device if device is None else device)
 
 

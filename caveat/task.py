@@ -16,7 +16,7 @@ from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, ParameterFilter
 from caveat.priors import Params, Prior
 from caveat.rows import Data, Rows
-from caveat.storage import describe
+from caveat.storage import code_digest, describe
 
 __all__ = ["Augment", "Task"]
 
@@ -130,6 +130,7 @@ class Task:
             "likelihood": describe(self.network.likelihood),
             "prior": describe(self.network.prior),
             "augment": "none" if self.augment is None else getattr(self.augment, "__qualname__", "given"),
+            "code of augment": "none" if self.augment is None else code_digest(self.augment),
         } | {name: part.fingerprint() for name, part in rows.items() if part is not None}
 
     def _check(self) -> None:

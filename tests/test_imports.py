@@ -66,6 +66,7 @@ FLOOR: dict[str, set[str]] = {
         "cost",
         "distributed",
         "flat_weights",
+        "forward_probe",
         "fresh_weights",
         "golden_section",
         "method",
