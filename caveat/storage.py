@@ -314,7 +314,10 @@ def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -
             return {key: make(item) for key, item in value["mapping"]}
         name = value["type"]
         if name not in known:
-            raise CorruptFile(f"{name} is not a class of this library: pass it, as in load(..., classes=[{name}])")
+            raise CorruptFile(
+                f"{name} is not a class of this library: install the package with the method of that name, or pass the "
+                f"class, as in load(..., classes=[{name}])"
+            )
         fields = {field: make(item) for field, item in value["fields"].items()}
         try:
             return known[name](**fields)
