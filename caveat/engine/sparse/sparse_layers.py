@@ -9,6 +9,7 @@ weights there are see one tensor each. Biases and every other parameter stay as 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class SparseLayer(nn.Module):
     """In the place of a linear or convolutional layer: what weights it has it is told before a pass."""
 
     bias: nn.Parameter | None
-    values: Tensor  # [K], or the whole shape without a pattern
+    values: Tensor  # [K], or the whole shape without a pattern and where whole weights are given
     variance: Tensor | None  # alike; None for point weights
     indices: Tensor  # once settled
 
@@ -68,14 +69,15 @@ class SparseLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs; with variances, a draw of them."""
         self.calls += self.collect is not None
+        pattern = self.pattern if self.values.ndim == 1 else None
         if self.variance is None:
-            if self.pattern is None:
+            if pattern is None:
                 return self.geometry.dense(x, self.values, self.bias)
-            return apply(x, self.values, self.pattern, self.bias, self.collect)
-        if self.pattern is None:
+            return apply(x, self.values, pattern, self.bias, self.collect)
+        if pattern is None:
             mean, variance = dense_pair(self.geometry, x, self.values, self.variance, self.bias)
         else:
-            mean, variance = apply_pair(x, self.values, self.variance, self.pattern, self.collect)
+            mean, variance = apply_pair(x, self.values, self.variance, pattern, self.collect)
             if self.bias is not None:
                 mean = mean + self.bias.view(-1, *[1] * (len(self.geometry.shape) - 2))
         noise = torch.randn_like(mean) if self.noise is None else self.noise(mean)
@@ -115,7 +117,8 @@ class SparseLayer(nn.Module):
                 "drawn: leave that layer out with parameters=, or, where this came from a prediction, use "
                 "prediction='draws'"
             )
-        return self.values if self.pattern is None else self.pattern.whole(self.values)
+        whole = self.pattern is None or self.values.ndim > 1
+        return self.values if whole else self.pattern.whole(self.values)  # type: ignore[union-attr]
 
 
 def dense_pair(
@@ -243,6 +246,28 @@ class Layout:
             )
         return weights
 
+    @cached_property
+    def places(self) -> Tensor:
+        """Of each weight, where it is among all weights of all layers, one layer after the other, [size]."""
+        parts, before = [], 0
+        for name, own in self.indices_of().items():
+            size = self.geometries[name].size
+            parts.append(torch.arange(size, device=self.indices.device) if own is None else own.long())
+            parts[-1] += before
+            before += size
+        return torch.cat(parts)
+
+    def joined(self, flat: Tensor) -> Tensor:
+        """All weights of all layers, one layer after the other, zero where there are none; `flat` where it has all."""
+        total = sum(geometry.size for geometry in self.geometries.values())
+        return flat if total == self.size else flat.new_zeros(total).scatter_(0, self.places, flat)
+
+    def split_joined(self, joined: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each layer's whole weight of such a tensor."""
+        parts = joined.split([self.geometries[name].size for name in self.counts])
+        for name, part in zip(self.counts, parts, strict=True):
+            yield name, part.view(self.geometries[name].shape)
+
 
 class Substitute:
     """A network's private copy with sparse layers in it."""
@@ -283,6 +308,12 @@ class Substitute:
             shape = layer.geometry.shape if layer.pattern is None else part.shape
             layer.values = part.view(shape)
             layer.variance = None if spread is None else spread[name].view(shape)
+
+    def use_joined(self, values: Tensor, variance: Tensor | None = None) -> None:
+        """The same with whole weights of all layers, wherever the layout has weights."""
+        spread = None if variance is None else dict(self.layout.split_joined(variance))
+        for name, part in self.layout.split_joined(values):
+            self.layers[name].values, self.layers[name].variance = part, None if spread is None else spread[name]
 
     def collect(self, collectors: dict[str, Collector]) -> None:
         """Have the gradients of these layers' whole weights given to functions, or none."""

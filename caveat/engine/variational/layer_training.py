@@ -130,7 +130,7 @@ class Variational:
         self._nothing = mean.new_empty(0)
         # On a GPU as a CUDA graph: a narrow network's kernels are done sooner than they can be launched one by one.
         mode = "reduce-overhead" if run.device.type == "cuda" else None
-        self._fast_pass = torch.compile(self._forgetful_pass, mode=mode) if training.compile else self._plain_pass
+        self._fast_pass = torch.compile(self._forgetful_pass, mode=mode) if training.compile else self._forgetful_pass
         module = substitute.network.module
         own = dict(module.named_parameters())
         weights = {"active.mean": self.mean} | {n: own[n].requires_grad_() for n in substitute.network.names}
@@ -256,10 +256,11 @@ class Variational:
         return value, outputs
 
     def _outputs(self, x: Inputs, y: Tensor, part: BatchPart, variance: Tensor | None) -> tuple[Tensor, Tensor]:
-        looking = any(layer.collect is not None for layer in self.substitute.layers.values())
         if not self.substitute.network.module.training:
             self.substitute.network.module.train()  # or the pass would be compiled for both modes
-        outputs = (self._plain_pass if looking else self._fast_pass)(x, self.mean, variance)
+        at_the_mean = variance is None and self.log_std is not None  # now and then: not worth a graph of its own
+        compiled = self.training.compile and not at_the_mean
+        outputs = (self._compiled_pass if compiled else self._plain_pass)(x, self.mean, variance)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         return outputs, self._minus_log_likelihood(outputs, y, part)
 
@@ -271,9 +272,29 @@ class Variational:
         self.substitute.use(mean, variance)
         return self.substitute.network.training_pass(x)
 
+    def _compiled_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
+        """With weights that are written out whole before it: one graph, wherever weights are and however many.
+
+        Gradients of whole weights come back from it in any case, so that to look at them takes no pass of its own.
+        """
+        layout = self.substitute.layout
+        collectors = {n: layer.collect for n, layer in self.substitute.layers.items() if layer.collect is not None}
+        self.substitute.collect({})  # or the pass would be compiled for steps that look, too
+        whole = layout.joined(mean)
+
+        def look(gradient: Tensor) -> None:
+            for name, part in layout.split_joined(gradient):
+                if name in collectors:
+                    collectors[name](part)
+
+        if collectors:
+            whole.register_hook(look)
+        return self._fast_pass(x, whole, None if variance is None else layout.joined(variance))
+
     def _forgetful_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
         """To be compiled: what layers keep would be returned as well, and the way back begin with zeros for each."""
-        outputs = self._plain_pass(x, mean, variance)
+        self.substitute.use_joined(mean, variance)
+        outputs = self.substitute.network.training_pass(x)
         for layer in self.substitute.layers.values():
             layer.values, layer.variance = self._nothing, None
         return outputs
