@@ -19,19 +19,19 @@ from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     Account,
-    Geometry,
-    Layout,
+    LayerGeometry,
     Scheme,
     Substitute,
-    candidates,
-    counts,
+    WeightLayout,
+    active_counts,
     dense_layers,
+    plain_layers,
     sparse_layers,
     weight_name,
 )
 from caveat.engine.sparse_chains import DrawsPredictor, SpikeSlab
 from caveat.engine.training import BatchPart
-from caveat.engine.variational import account_of, smaller_layout
+from caveat.engine.variational import smaller_layout, training_account
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior
@@ -67,11 +67,11 @@ class AEB(Method):
         """Every draw once."""
         return self.length
 
-    def pruned(self, network: Network) -> tuple[dict[str, Geometry], dict[str, int]]:
+    def pruned(self, network: Network) -> tuple[dict[str, LayerGeometry], dict[str, int]]:
         """The layers that are pruned, and how many weights each of them ends with."""
         layers = sparse_layers(network)
         dense = dense_layers(layers, self.dense)
-        left = counts(layers, self.density, "uniform", dense)
+        left = active_counts(layers, self.density, "uniform", dense)
         chosen = {name: geometry for name, geometry in layers.items() if name not in dense}
         if not chosen:
             raise ValueError(f"dense={self.dense!r} keeps every layer whole: leave one to prune")
@@ -90,7 +90,7 @@ class AEB(Method):
         chain = Chain(task, run, self, target)
         state = chain.run_all()
         layout = target.substitute.layout
-        values = {name: layout.counts.get(name, 0) for name in candidates(network)}
+        values = {name: layout.counts.get(name, 0) for name in plain_layers(network)}
         state["active"] |= {"indices": layout.indices, "counts": torch.tensor([*values.values()])}
         state["hyper"] = target.noise.fixed
         return state, self._info(task, target, chain, run)
@@ -130,13 +130,13 @@ class _Pruned:
         network: Network,
         start: State,
         run: Run,
-        layers: dict[str, Geometry],
+        layers: dict[str, LayerGeometry],
         left: dict[str, int],
     ) -> None:
         self.method, self.task, self.run, self.left = method, task, run, left
         _check_prior(network, layers)
         nowhere = torch.zeros(0, dtype=torch.int32, device=run.device)
-        layout = Layout(layers, {name: geometry.size for name, geometry in layers.items()}, nowhere)
+        layout = WeightLayout(layers, {name: geometry.size for name, geometry in layers.items()}, nowhere)
         self.substitute = Substitute(network, layout, start["params"])
         values = layout.gathered({name: start["params"][weight_name(name)] for name in layers})
         self.latent = SpikeSlab([*layout.counts.values()], method.spike, method.slab, values)
@@ -146,10 +146,10 @@ class _Pruned:
         self.moved = {"active": values.clone().requires_grad_()} | rest | self.noise.moved
         self.places: Tensor | None = None  # of the weights that are left, among all; once the burn-in is over
         scheme = Scheme(gaussian=False, optimizer="sgd")
-        few = Layout(layers, left, nowhere)
+        few = WeightLayout(layers, left, nowhere)
         self.accounts: tuple[Account, Account] = (
-            account_of(task, layout, run, scheme),
-            account_of(task, few, run, scheme),
+            training_account(task, layout, run, scheme),
+            training_account(task, few, run, scheme),
         )
 
     @property
@@ -226,7 +226,7 @@ class _Pruned:
             buffer.copy_(carry["buffers"][name])
 
 
-def _check_prior(network: Network, layers: dict[str, Geometry]) -> None:
+def _check_prior(network: Network, layers: dict[str, LayerGeometry]) -> None:
     prior = network.prior
     if isinstance(prior, EmpCovPrior) and prior.layer in map(weight_name, layers):
         raise ValueError(

@@ -22,13 +22,13 @@ from caveat.engine.training import Training
 from caveat.engine.variational import (
     Draw,
     LayerPredictor,
-    Noise,
+    NoisyModel,
     Outcome,
     gaussian_kl,
     log_alpha,
     log_uniform_kl,
-    prepare,
     train_and_prune,
+    unit_network,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
@@ -62,7 +62,7 @@ class GroupVariationalDropout(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all units, then take out those that are noise."""
-        units = prepare(task, start, run)
+        units = unit_network(task, start, run)
         mean, begun = units.mean, math.log(self.initial_std)
         log_std = torch.full_like(mean, begun)
         scale = mean.new_ones(units.groups.size)
@@ -91,7 +91,7 @@ class GroupVariationalDropout(Method):
         return train_and_prune(
             task,
             units,
-            Noise(weights, scales, ready, quiet, divergence),
+            NoisyModel(weights, scales, ready, quiet, divergence),
             outcome,
             start,
             run,

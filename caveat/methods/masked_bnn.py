@@ -15,7 +15,7 @@ import torch
 from caveat.engine.chains import Chain
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import candidates, weight_name
+from caveat.engine.sparse import plain_layers, weight_name
 from caveat.engine.sparse_chains import DrawsPredictor, MaskedNetwork, mean_account, one_draw
 from caveat.engine.variational import own_network
 from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
@@ -63,7 +63,7 @@ class MaskedBNN(Method):
         state = chain.run_all()
         state["active"] |= {
             "indices": torch.zeros(0, dtype=torch.int32, device=run.device),
-            "counts": torch.zeros(len(candidates(network)), dtype=torch.int64),
+            "counts": torch.zeros(len(plain_layers(network)), dtype=torch.int64),
         }
         state["hyper"] = target.noise.fixed
         return state, self._info(state, target, chain, run)
@@ -75,7 +75,7 @@ class MaskedBNN(Method):
         def nodes(layer: str) -> str:
             """Outputs of a layer, over the draws."""
             name = weight_name(layer)
-            width, own = candidates(network)[layer].shape[0], set()
+            width, own = plain_layers(network)[layer].shape[0], set()
             for i in range(self.length):
                 on = state.get("slices", {}).get(f"{i}/{name}/0")
                 own.add(width if on is None else len(on))
@@ -84,11 +84,11 @@ class MaskedBNN(Method):
 
         def treatment(layer: Layer) -> str:
             what = f"{self.length} draws by SG-MCMC"
-            return f"{what}, {nodes(layer.name)}" if layer.name in candidates(network) else what
+            return f"{what}, {nodes(layer.name)}" if layer.name in plain_layers(network) else what
 
         found: dict[str, Any] = {
             "history": chain.history, "density": made.density, "account": made.as_json(), "draws": self.length,
-            "nodes": {name: nodes(name) for name in candidates(network)},
+            "nodes": {name: nodes(name) for name in plain_layers(network)},
             "accepted": target.accepted / max(target.tried, 1),
             "whole": {} if target.channels is None else target.channels.whole,
         }  # fmt: skip

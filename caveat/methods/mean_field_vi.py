@@ -18,13 +18,13 @@ from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Scheme, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
+    LayerPrediction,
     LayerPredictor,
-    Prediction,
-    Variational,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
+    LayerTraining,
+    layer_info,
+    random_layout,
+    substitute_and_means,
+    training_account,
     warm_up,
     warn_if_frozen,
 )
@@ -44,7 +44,7 @@ class MeanFieldVI(Method):
     std_learning_rate: Positive = 0.01  # of log std, by Adam
     kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
-    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
@@ -61,11 +61,11 @@ class MeanFieldVI(Method):
         """Train."""
         network = task.network.to(run.device)
         layers = sparse_layers(network)
-        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = begin(network, start, layout)
+        layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = substitute_and_means(network, start, layout)
         log_std = torch.full_like(mean, math.log(self.initial_std))
-        made = account_of(task, layout, run, Scheme(optimizer=self.training.optimizer))
-        trainer = Variational(
+        made = training_account(task, layout, run, Scheme(optimizer=self.training.optimizer))
+        trainer = LayerTraining(
             task,
             substitute,
             mean,
@@ -78,7 +78,7 @@ class MeanFieldVI(Method):
         )
         trained = trainer.train(made.total.training_flops)
         found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
-        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+        return trained.state(network), layer_info(task, trained, run, made, "Gaussian", found)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """Passes through sparse layers."""

@@ -9,17 +9,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Allocation, Geometry, Scheme, counts, dense_layers, sparse_layers
+from caveat.engine.sparse import Allocation, LayerGeometry, Scheme, active_counts, dense_layers, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     LayerPredictor,
-    Replacement,
+    LayerTraining,
     Scope,
-    Variational,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
+    WeightExchange,
+    layer_info,
+    random_layout,
+    substitute_and_means,
+    training_account,
 )
 from caveat.knobs import Count, Range, Share, check_knobs
 from caveat.network import Network
@@ -48,23 +48,25 @@ class RigL(Method):
     def __post_init__(self) -> None:
         check_knobs(self)
 
-    def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
+    def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
         """Active weights of each layer."""
-        return counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+        return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
         """A value, its gradient and moments, and a place for each active weight."""
-        return 6 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
+        return 6 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights."""
         network = task.network.to(run.device)
         layers = sparse_layers(network)
-        substitute, values = begin(network, start, fresh_layout(layers, self.counts(layers), run))
+        substitute, values = substitute_and_means(
+            network, start, random_layout(layers, self.active_counts(layers), run)
+        )
         scheme = Scheme(gaussian=False, interval=self.interval, optimizer=self.training.optimizer)
-        made = account_of(task, substitute.layout, run, scheme)
-        trainer = Variational(task, substitute, values, None, start["hyper"], self.training, run)
-        trainer.replacement = Replacement(
+        made = training_account(task, substitute.layout, run, scheme)
+        trainer = LayerTraining(task, substitute, values, None, start["hyper"], self.training, run)
+        trainer.replacement = WeightExchange(
             substitute,
             lambda: values.detach().abs(),
             self.interval,
@@ -77,8 +79,10 @@ class RigL(Method):
         trained = trainer.train(made.total.training_flops)
         found: dict[str, Any] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
         found |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
-        made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
-        return trained.state(network), describe(task, trained, run, made, "point", found)
+        made = training_account(
+            task, trained.layout, run, scheme
+        )  # over all layers, weights may have moved between them
+        return trained.state(network), layer_info(task, trained, run, made, "point", found)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """Passes through sparse layers."""

@@ -22,13 +22,13 @@ from caveat.engine.channels import (
     OUTPUTS,
     ChannelExchange,
     Channels,
-    Kept,
+    KeptChannels,
+    channel_density,
     find_channels,
-    kept_density,
     narrow_network,
     narrow_params,
-    of_slices,
-    start_kept,
+    random_channels,
+    sliced_network,
     stored_slices,
 )
 from caveat.engine.method import Method
@@ -36,10 +36,10 @@ from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     Allocation,
     Criterion,
-    Geometry,
+    LayerGeometry,
     Scheme,
     Substitute,
-    counts,
+    active_counts,
     dense_layers,
     keep_scores,
     sparse_layers,
@@ -48,17 +48,17 @@ from caveat.engine.sparse import (
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     Addition,
+    LayerPrediction,
     LayerPredictor,
-    Prediction,
-    Replacement,
+    LayerTraining,
     Scope,
     Trained,
-    Variational,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
-    narrow_account,
+    WeightExchange,
+    channel_account,
+    layer_info,
+    random_layout,
+    substitute_and_means,
+    training_account,
     warm_up,
     warn_if_frozen,
 )
@@ -91,7 +91,7 @@ class SSVI(Method):
     std_learning_rate: Positive = 0.01  # of log std, by Adam
     kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
-    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
@@ -107,15 +107,15 @@ class SSVI(Method):
                     f"SSVI(structure='channel'): {', '.join(given)} are for single weights: leave them out"
                 )
 
-    def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
+    def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
         """Active weights of each layer."""
-        return counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+        return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments, and a place for each active weight."""
         if self.structure == "channel":
             return int(10 * network.dtype.itemsize * max(1.0, self.density * network.n_parameters))
-        return 11 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
+        return 11 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights or channels."""
@@ -126,12 +126,12 @@ class SSVI(Method):
     def _fit_weights(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network = task.network.to(run.device)
         layers = sparse_layers(network)
-        substitute, mean = begin(network, start, fresh_layout(layers, self.counts(layers), run))
+        substitute, mean = substitute_and_means(network, start, random_layout(layers, self.active_counts(layers), run))
         looks = self.addition_batches if self.addition == "batches" else 1  # at whole gradients, an exchange
         scheme = self._scheme(max(1, self.interval // looks))
-        made = account_of(task, substitute.layout, run, scheme)
+        made = training_account(task, substitute.layout, run, scheme)
         trainer = self._trainer(task, substitute, mean, start, run)
-        replacement = trainer.replacement = Replacement(
+        replacement = trainer.replacement = WeightExchange(
             substitute,
             partial(self._keep_scores, trainer),
             self.interval,
@@ -146,8 +146,10 @@ class SSVI(Method):
         trained = trainer.train(made.total.training_flops + extra)
         found = self._found(trained, run) | {"exchanges": replacement.updates, "exchanged": replacement.replaced}
         found["ran_sparse"] = trainer.ran_sparse
-        made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
-        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+        made = training_account(
+            task, trained.layout, run, scheme
+        )  # over all layers, weights may have moved between them
+        return trained.state(network), layer_info(task, trained, run, made, "Gaussian", found)
 
     def _fit_channels(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network = task.network.to(run.device)
@@ -157,7 +159,7 @@ class SSVI(Method):
         sizes = {name: geometry.size for name, geometry in sparse_layers(network).items()}
         kept = self._first_channels(channels, sizes, run)
         narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
-        if repr(narrow.module) != repr(of_slices(network, stored_slices(channels, kept)).module):
+        if repr(narrow.module) != repr(sliced_network(network, stored_slices(channels, kept)).module):
             raise ValueError(
                 "structure='channel' cannot narrow a normalisation without parameters or statistics of its own "
                 "(GroupNorm or InstanceNorm with affine=False): give it affine=True, or use structure='unstructured'"
@@ -166,10 +168,10 @@ class SSVI(Method):
         thin = narrow_params(start["params"], channels, kept)
         for name in channels.weights:  # fewer inputs are added up
             thin[name] = thin[name] * (start["params"][name][0].numel() / thin[name][0].numel()) ** 0.5
-        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = begin(narrow, {"params": thin}, layout)
+        layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = substitute_and_means(narrow, {"params": thin}, layout)
         start["params"].clear()  # whole weights
-        made = narrow_account(task, narrow, run, self._scheme(None), self.interval)
+        made = channel_account(task, narrow, run, self._scheme(None), self.interval)
         trainer = self._trainer(task, substitute, mean, start, run)
         exchange = ChannelExchange(
             network,
@@ -191,21 +193,21 @@ class SSVI(Method):
         found["whole"] = channels.whole
         found["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
         state = trained.state(narrow) | {"slices": stored_slices(channels, exchange.kept)}
-        return state, describe(task, trained, run, made, "Gaussian", found)
+        return state, layer_info(task, trained, run, made, "Gaussian", found)
 
-    def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> Kept:
+    def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> KeptChannels:
         """Drawn at random; on a GPU multiples of sixteen, where that is near the density.
 
         Matrix units work on sixteen channels at a time, and are far slower on a number that is no multiple of eight.
         """
         state, weights = run.rng.get_state(), {weight_name(layer): size for layer, size in sizes.items()}
         if run.device.type == "cuda":
-            kept = start_kept(channels, self.density, run.rng, 16, weights)
-            if abs(kept_density(channels, kept, weights) / self.density - 1) < 0.2:
+            kept = random_channels(channels, self.density, run.rng, 16, weights)
+            if abs(channel_density(channels, kept, weights) / self.density - 1) < 0.2:
                 return kept
             run.rng.set_state(state)
-        kept = start_kept(channels, self.density, run.rng, sizes=weights)
-        reached = kept_density(channels, kept, weights)
+        kept = random_channels(channels, self.density, run.rng, sizes=weights)
+        reached = channel_density(channels, kept, weights)
         if abs(reached / self.density - 1) > 0.2:
             near = f"whole channels come as near to density={self.density} as {reached:.3g}"
             whole = _stay_whole(channels, sizes) if reached > self.density else {}
@@ -221,8 +223,8 @@ class SSVI(Method):
     def _scheme(self, interval: int | None) -> Scheme:
         return Scheme(interval=interval, optimizer=self.training.optimizer)
 
-    def _trainer(self, task: Task, substitute: Substitute, mean: Tensor, start: State, run: Run) -> Variational:
-        trainer = Variational(
+    def _trainer(self, task: Task, substitute: Substitute, mean: Tensor, start: State, run: Run) -> LayerTraining:
+        trainer = LayerTraining(
             task,
             substitute,
             mean,
@@ -236,7 +238,7 @@ class SSVI(Method):
         trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
         return trainer
 
-    def _keep_scores(self, trainer: Variational) -> Tensor:
+    def _keep_scores(self, trainer: LayerTraining) -> Tensor:
         assert trainer.log_std is not None
         return keep_scores(self.criterion, trainer.mean.detach(), trainer.log_std.detach().exp())
 

@@ -22,14 +22,14 @@ from caveat.engine.variational import (
     LOW,
     Draw,
     LayerPredictor,
-    Noise,
+    NoisyModel,
     Outcome,
     lognormal_kl,
     lognormal_log_moment,
     lognormal_log_snr,
     lognormal_of,
-    prepare,
     train_and_prune,
+    unit_network,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
@@ -65,7 +65,7 @@ class StructuredBayesianPruning(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all units, then take out those that are noise."""
-        units = prepare(task, start, run)
+        units = unit_network(task, start, run)
         mean = units.mean
         location = mean.new_zeros(units.groups.size)
         log_scale = torch.full_like(location, math.log(self.initial_scale))
@@ -93,7 +93,7 @@ class StructuredBayesianPruning(Method):
         return train_and_prune(
             task,
             units,
-            Noise(
+            NoisyModel(
                 weights={"active.mean": mean},
                 scales={"units.location": location, "units.log_scale": log_scale},
                 ready=ready,

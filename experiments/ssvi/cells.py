@@ -15,7 +15,7 @@ from problems import PROBLEMS, QUICK, Problem, Source, problem
 
 import caveat
 from caveat import MAP, SSVI, MeanFieldVI, RigL, Training
-from caveat.engine.sparse import Allocation, Scheme, account
+from caveat.engine.sparse import Allocation, Scheme, network_account
 from caveat.engine.sparse.removal_criteria import CRITERIA
 
 SPARSITIES = ("95", "50", "80", "90", "98", "99")  # percent, the most wanted first
@@ -163,7 +163,7 @@ def costs(posterior: caveat.Posterior, task: caveat.Task, found: Problem) -> dic
         counted = info.diagnostics["account"]
         total, density = counted["total"], counted["density"]
     else:
-        made = account(task.network, found.train.tensors[0][:2].to(task.network.device), Scheme(gaussian=False))
+        made = network_account(task.network, found.train.tensors[0][:2].to(task.network.device), Scheme(gaussian=False))
         total, density = made.as_json()["total"], 1.0
     return {
         "sparsity": 1 - density,

@@ -79,9 +79,9 @@ def test_few_weights_with_a_prior_are_map_of_the_masked_network(prior: Prior) ->
 
 def test_the_smallest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    finish = replacement_module.Replacement.finish
+    finish = replacement_module.WeightExchange.finish
 
-    def spied(self: replacement_module.Replacement, mean: Tensor, *args: object) -> bool:
+    def spied(self: replacement_module.WeightExchange, mean: Tensor, *args: object) -> bool:
         layout, removed = self.substitute.layout, self._removed
         assert removed is not None
         for (name, part), (_, gone) in zip(layout.split(self.keep_scores()), layout.split(removed), strict=True):
@@ -90,7 +90,7 @@ def test_the_smallest_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(self.keep_scores(), mean.detach().abs())
         return finish(self, mean, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(replacement_module.Replacement, "finish", spied)
+    monkeypatch.setattr(replacement_module.WeightExchange, "finish", spied)
     training = Training(epochs=10, batch_size=20, learning_rate=1e-6)
     posterior = caveat.fit(task(), RigL(density=0.4, interval=4, training=training), progress=False)
     assert len(seen) == 5

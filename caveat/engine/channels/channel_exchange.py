@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.channels.choice import candidates, channel_scores, exchange_counts, growth_scores, swap, unflat
-from caveat.engine.channels.narrowing import Channels, Kept, places, slices
+from caveat.engine.channels.choice import candidate_values, channel_scores, exchange_counts, growth_scores, swap, unflat
+from caveat.engine.channels.narrowing import Channels, KeptChannels, entry_positions, kept_entries
 from caveat.engine.distributed import Ranks
 from caveat.engine.sparse import Substitute, replacement_rate, weight_name
 from caveat.engine.training import Moments
@@ -31,7 +31,7 @@ class ChannelExchange:
     network: Network  # the wide one
     substitute: Substitute  # of the narrow one
     channels: Channels
-    kept: Kept
+    kept: KeptChannels
     keep_scores: Callable[[], Tensor]  # of all weights, flat; high for those to keep
     interval: int  # steps between updates
     initial: float  # share replaced at first
@@ -70,11 +70,11 @@ class ChannelExchange:
         drop = exchange_counts(self.channels, self.kept, share)
         if not any(drop.values()):
             return
-        wide = candidates(self._thin(mean.detach()), self.channels, self.kept, self._fresh(step))
+        wide = candidate_values(self._thin(mean.detach()), self.channels, self.kept, self._fresh(step))
         gains = growth_scores(self.channels, wide, lambda p: loss(self.network(p, x, train=True)), self.ranks)
         self._seen = _Seen(wide, drop, gains, self.keep_scores())
 
-    def _choice(self) -> Kept:
+    def _choice(self) -> KeptChannels:
         """What there is after the exchange."""
         assert self._seen is not None
         keep = channel_scores(self.channels, self.kept, self.substitute.layout.whole(self._seen.scores))
@@ -117,9 +117,11 @@ class ChannelExchange:
         self.updates += 1
         self.kept, self._seen = new, None
 
-    def _places(self, shapes: dict[str, tuple[int, ...]], kept: Kept, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _places(
+        self, shapes: dict[str, tuple[int, ...]], kept: KeptChannels, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
         """Of all that is exchanged, flat, where each value of a new choice was before (-1: nowhere) and is wide."""
-        old, new = (places(slices(self.channels, k), shapes, device) for k in (self.kept, kept))
+        old, new = (entry_positions(kept_entries(self.channels, k), shapes, device) for k in (self.kept, kept))
         known = torch.full((sum(map(math.prod, shapes.values())),), -1, dtype=torch.int32, device=device)
         known[old] = torch.arange(len(old), dtype=torch.int32, device=device)
         return known[new].long(), new

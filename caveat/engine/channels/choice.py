@@ -11,19 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caveat.engine.channels.narrowing import Axis, Channels, Kept, places, slices
+from caveat.engine.channels.narrowing import Axis, Channels, KeptChannels, entry_positions, kept_entries
 from caveat.engine.distributed import Ranks
 from caveat.network import Params
 
 __all__ = [
-    "candidates", "channel_scores", "exchange_counts", "growth_scores", "kept_density", "start_kept", "swap", "unflat",
+    "candidate_values",
+    "channel_density",
+    "channel_scores",
+    "exchange_counts",
+    "growth_scores",
+    "random_channels",
+    "swap",
+    "unflat",
 ]  # fmt: skip
 
 Counts = dict[int, int]  # channels of each space
 Scores = dict[int, Tensor]  # one a channel, for each space
 
 
-def kept_density(channels: Channels, kept: Kept, sizes: Mapping[str, int] | None = None) -> float:
+def channel_density(channels: Channels, kept: KeptChannels, sizes: Mapping[str, int] | None = None) -> float:
     """The share of the weights that is left.
 
     Args:
@@ -33,17 +40,17 @@ def kept_density(channels: Channels, kept: Kept, sizes: Mapping[str, int] | None
     return _weights(channels, counts, sizes) / _weights(channels, dict(enumerate(channels.widths)), sizes)
 
 
-def start_kept(
+def random_channels(
     channels: Channels,
     density: float,
     rng: torch.Generator,
     multiple: int = 1,
     sizes: Mapping[str, int] | None = None,
-) -> Kept:
+) -> KeptChannels:
     """Random channels, the same share of every space and at least one, so that about `density` of the weights is left.
 
     The share is found by bisection; then spaces take the next count, in order, where that comes nearer. What was
-    reached is `kept_density`, with the same `sizes`. Counts are multiples of `multiple`, or all channels of a space
+    reached is `channel_density`, with the same `sizes`. Counts are multiples of `multiple`, or all channels of a space
     that has fewer.
     """
     if not 0 < density <= 1:
@@ -67,7 +74,7 @@ def start_kept(
     return {s: torch.randperm(width, generator=rng)[: counts[s]].sort().values for s, width in widths.items()}
 
 
-def exchange_counts(channels: Channels, kept: Kept, share: float) -> Counts:
+def exchange_counts(channels: Channels, kept: KeptChannels, share: float) -> Counts:
     """How many channels of each space to exchange for others: about a share, but not all, nor more than there are."""
     if not 0 <= share < 1:
         raise ValueError(f"share={share} of the channels to exchange must be at least 0 and below 1")
@@ -75,7 +82,7 @@ def exchange_counts(channels: Channels, kept: Kept, share: float) -> Counts:
     return {s: min(round(share * len(own)), len(own) - 1, widths[s] - len(own)) for s, own in kept.items()}
 
 
-def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_scores: Scores) -> Kept:
+def swap(channels: Channels, kept: KeptChannels, drop: Counts, keep_scores: Scores, add_scores: Scores) -> KeptChannels:
     """As many channels as before, with the `drop[space]` of lowest score exchanged for absent ones of highest score.
 
     Channels that go cannot come back at once: their growth score is that of a channel with its weights still on.
@@ -108,7 +115,7 @@ def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_
     return new
 
 
-def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
+def channel_scores(channels: Channels, kept: KeptChannels, scores: Params) -> Scores:
     """For each kept channel, the mean score of its incoming and outgoing weights, [K].
 
     Args:
@@ -133,7 +140,7 @@ def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
 
 
 @torch.no_grad()
-def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) -> Params:
+def candidate_values(params: Params, channels: Channels, kept: KeptChannels, fresh: Params) -> Params:
     """Wide values with every absent channel as it would come in: fresh incoming weights, zero outgoing ones.
 
     Fresh weights are larger by the root of how many times fewer inputs are added up. The function is that of the narrow
@@ -148,7 +155,7 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     shapes = {name: channels.extents[name].shape for name in params if name in channels.extents}
     flat = torch.cat([fresh[name].flatten() for name in shapes])
     wide = dict(zip(shapes, unflat(flat, shapes.values()), strict=True))
-    index = slices(channels, kept)
+    index = kept_entries(channels, kept)
     factors, like = [], {}  # of the columns of weights that read channels, and the shapes that they act in
     for name, shape in shapes.items():
         if _inputs(name, channels) and (inputs := index[name][1]) is not None:
@@ -158,7 +165,7 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     if factors:
         moved = torch.from_numpy(np.concatenate(factors)).to(flat.dtype).to(flat.device, non_blocking=True)
         torch._foreach_mul_([wide[name] for name in like], unflat(moved, like.values()))
-    flat[places(index, shapes, flat.device)] = torch.cat([params[name].flatten() for name in shapes])
+    flat[entry_positions(index, shapes, flat.device)] = torch.cat([params[name].flatten() for name in shapes])
     # .data counts the writes to itself alone: a pass writes into buffers, and keeps weights for its way back.
     return params | {name: value.data.to(params[name].dtype) for name, value in wide.items()}
 

@@ -2,20 +2,20 @@
 
 from torch import Tensor
 
-from caveat.engine.channels.narrowing import Channels, Index, Kept, narrow, scatter, shrink, slices
+from caveat.engine.channels.narrowing import Channels, Index, KeptChannels, kept_entries, narrow, scatter, shrink
 from caveat.network import Network, Params
 
-__all__ = ["narrow_network", "of_slices", "stored_slices", "widened"]
+__all__ = ["narrow_network", "sliced_network", "stored_slices", "widened"]
 
 
-def narrow_network(network: Network, channels: Channels, kept: Kept) -> Network:
+def narrow_network(network: Network, channels: Channels, kept: KeptChannels) -> Network:
     """The network with the kept channels only."""
     return network.with_module(narrow(network.module, channels, kept))
 
 
-def stored_slices(channels: Channels, kept: Kept) -> Params:
+def stored_slices(channels: Channels, kept: KeptChannels) -> Params:
     """Which entries of wide tensors there are, as a state keeps it: for each name and axis, int32."""
-    index = slices(channels, kept)
+    index = kept_entries(channels, kept)
     return {f"{n}/{axis}": own.int() for n, axes in index.items() for axis, own in enumerate(axes) if own is not None}
 
 
@@ -27,7 +27,7 @@ def _index(stored: Params) -> dict[str, Index]:
     return {name: tuple(axes.get(axis) for axis in range(max(axes) + 1)) for name, axes in found.items()}
 
 
-def of_slices(network: Network, stored: Params) -> Network:
+def sliced_network(network: Network, stored: Params) -> Network:
     """The narrow network that stored slices speak of."""
     return network.with_module(shrink(network.module, _index(stored)))
 

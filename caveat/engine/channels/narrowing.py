@@ -23,21 +23,21 @@ __all__ = [
     "Channels",
     "Extent",
     "Index",
-    "Kept",
+    "KeptChannels",
     "Segment",
+    "axis_entries",
+    "entry_positions",
     "gather",
+    "kept_entries",
     "narrow",
     "narrow_params",
-    "places",
     "resize",
-    "rows",
     "scatter",
     "shrink",
-    "slices",
     "widen_params",
 ]  # fmt: skip
 
-Kept = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU
+KeptChannels = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU
 SIZES = ("num_features", "num_channels", "num_groups", "num_parameters")  # what torch's modules call how many there are
 Index = tuple[Tensor | None, ...]  # for each axis of a parameter, the entries that are there; None for all of them
 
@@ -78,7 +78,7 @@ class Channels:
     whole: dict[str, str]  # layers whose outputs cannot be narrowed, and why
 
 
-def rows(axis: Axis, kept: Kept) -> Tensor:
+def axis_entries(axis: Axis, kept: KeptChannels) -> Tensor:
     """The entries along an axis that belong to kept channels, [K]."""
     found, start = [], 0
     for segment in axis:
@@ -90,7 +90,7 @@ def rows(axis: Axis, kept: Kept) -> Tensor:
     return torch.cat(found) if len(found) > 1 else found[0]
 
 
-def slices(channels: Channels, kept: Kept, device: torch.device | str = "cpu") -> dict[str, Index]:
+def kept_entries(channels: Channels, kept: KeptChannels, device: torch.device | str = "cpu") -> dict[str, Index]:
     """For each parameter and buffer that becomes smaller, the entries along each axis that stay."""
     if set(kept) != set(range(len(channels.widths))):
         raise ValueError(f"kept has spaces {sorted(kept)}, the network has {list(range(len(channels.widths)))}")
@@ -99,7 +99,7 @@ def slices(channels: Channels, kept: Kept, device: torch.device | str = "cpu") -
         if not given or given != sorted({*given}) or given[0] < 0 or given[-1] >= width:
             raise ValueError(f"kept[{space}]={given} must be at least one channel, in rising order, each below {width}")
     axes = {axis for layout in channels.extents.values() for axis in layout.axes if axis}
-    entries = {axis: rows(axis, kept).to(device) for axis in axes}  # many tensors share one
+    entries = {axis: axis_entries(axis, kept).to(device) for axis in axes}  # many tensors share one
     return {name: tuple(entries.get(axis) for axis in layout.axes) for name, layout in channels.extents.items()}
 
 
@@ -111,7 +111,7 @@ def gather(values: Tensor, index: Index) -> Tensor:
     return values
 
 
-def places(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
+def entry_positions(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
     """Of wide tensors of these names and shapes, flat and one after the other, the entries that are there, [size].
 
     An entry is where its row (along the first axis) begins, and then where it is inside a row. Rows are few and gone
@@ -144,18 +144,18 @@ def scatter(values: Tensor, index: Index, into: Tensor) -> Tensor:
     return into.index_put(_mesh(index, values), values)
 
 
-def narrow_params(params: Params, channels: Channels, kept: Kept) -> Params:
+def narrow_params(params: Params, channels: Channels, kept: KeptChannels) -> Params:
     """Values for the narrow network, of those for the wide one; what has no channels to lose is passed on."""
-    index = slices(channels, kept, next((value.device for value in params.values()), "cpu"))
+    index = kept_entries(channels, kept, next((value.device for value in params.values()), "cpu"))
     return {name: gather(value, index[name]) if name in index else value for name, value in params.items()}
 
 
-def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
+def widen_params(params: Params, channels: Channels, kept: KeptChannels) -> Params:
     """Values for the wide network with which it computes what the narrow one does with `params`.
 
     Removed channels get zeros, and a running variance of one.
     """
-    index, wide = slices(channels, kept), {}
+    index, wide = kept_entries(channels, kept), {}
     for name, value in params.items():
         layout = channels.extents.get(name)
         if layout is not None:
@@ -164,11 +164,11 @@ def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
     return wide
 
 
-def narrow(module: nn.Module, channels: Channels, kept: Kept) -> nn.Module:
+def narrow(module: nn.Module, channels: Channels, kept: KeptChannels) -> nn.Module:
     """A narrower copy of a module: plain layers of smaller sizes, with the kept channels' values."""
-    result = shrink(module, slices(channels, kept))
+    result = shrink(module, kept_entries(channels, kept))
     for name, axis in channels.norms.items():
-        resize(result.get_submodule(name), sum(s.width * s.block for s in axis), len(rows(axis, kept)))
+        resize(result.get_submodule(name), sum(s.width * s.block for s in axis), len(axis_entries(axis, kept)))
     return result
 
 

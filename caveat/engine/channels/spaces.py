@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.channels.narrowing import SIZES, Axis, Channels, Extent, Segment, narrow, widen_params
-from caveat.engine.channels.trial import close, cut, entries, own_tensors, trial
+from caveat.engine.channels.trial import axis_length, close, cut, module_tensors, trial
 
 __all__ = ["OUTPUTS", "find_channels"]
 
@@ -168,7 +168,7 @@ class _Search(fx.Interpreter):
             sizes = {u.args[1] if u.target is operator.getitem else None for u in node.users if u.users}
             fixed = all(isinstance(i, int) and i % len(result) != first.dimension for i in sizes)
             return None if fixed else self._stay_whole(inputs, f"{what} reads their number")
-        own, size = {} if module is None else own_tensors(module), entries(first.axis)
+        own, size = {} if module is None else module_tensors(module), axis_length(first.axis)
         if any(v.pattern != first.pattern for v in values):
             return self._stay_whole(inputs, f"{what} joins channels of several kinds")
         if any(id(p) in self.shared for p in own.values()):
@@ -205,7 +205,7 @@ class _Search(fx.Interpreter):
         self._unite(self.norms.setdefault(name, axis), axis, f"{name} serves several kinds of inputs")
         for part, tensor in own.items():
             if tensor.numel() > 1:
-                self._record(f"{name}.{part}", ((),) * tensor.shape.index(entries(axis)) + (axis,))
+                self._record(f"{name}.{part}", ((),) * tensor.shape.index(axis_length(axis)) + (axis,))
 
     def _space(self, width: int, name: str) -> Segment:
         self.parent.append(len(self.parent))

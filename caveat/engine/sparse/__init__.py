@@ -10,17 +10,17 @@
 Called by the variational methods, by RigL, by chains over sparse networks, and by `deploy`.
 """
 
-from caveat.engine.sparse.accounting import Account, Cost, LayerCost, Scheme, account, flops_by_counts
+from caveat.engine.sparse.accounting import Account, Cost, LayerCost, Scheme, flops_by_counts, network_account
 from caveat.engine.sparse.batchnorm_folding import folded
-from caveat.engine.sparse.densities import Allocation, counts, dense_layers, replaced, replacement_rate
-from caveat.engine.sparse.kernels import Geometry
+from caveat.engine.sparse.densities import Allocation, active_counts, dense_layers, exchange_count, replacement_rate
+from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import Criterion, keep_scores
 from caveat.engine.sparse.sparse_layers import (
-    Layout,
     Substitute,
-    candidates,
+    WeightLayout,
     column_indices,
     left_out,
+    plain_layers,
     sparse_layers,
     weight_name,
 )
@@ -30,21 +30,21 @@ __all__ = [
     "Allocation",
     "Cost",
     "Criterion",
-    "Geometry",
     "LayerCost",
-    "Layout",
+    "LayerGeometry",
     "Scheme",
     "Substitute",
-    "account",
-    "candidates",
+    "WeightLayout",
+    "active_counts",
     "column_indices",
-    "counts",
     "dense_layers",
+    "exchange_count",
     "flops_by_counts",
     "folded",
     "keep_scores",
     "left_out",
-    "replaced",
+    "network_account",
+    "plain_layers",
     "replacement_rate",
     "sparse_layers",
     "weight_name",

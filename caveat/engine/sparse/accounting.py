@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, count_rows
 from caveat.engine.cost import words
-from caveat.engine.sparse.kernels import Geometry
+from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.network import Network
 
-__all__ = ["Account", "Cost", "LayerCost", "Scheme", "account", "flops_by_counts"]
+__all__ = ["Account", "Cost", "LayerCost", "Scheme", "flops_by_counts", "network_account"]
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 _MOMENTS: dict[Optimizer, int] = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors kept for a parameter; sgd has momentum
@@ -152,7 +152,9 @@ class Scheme:
         return found + Cost(parameters=n, stored_bytes=size, training_bytes=kept * size)
 
 
-def account(network: Network, example: Inputs, scheme: Scheme, active: Mapping[str, int] | None = None) -> Account:
+def network_account(
+    network: Network, example: Inputs, scheme: Scheme, active: Mapping[str, int] | None = None
+) -> Account:
     """Count a network that has `active[name]` weights in the named layers and all weights in the others.
 
     Args:
@@ -161,7 +163,7 @@ def account(network: Network, example: Inputs, scheme: Scheme, active: Mapping[s
         scheme: how the weights are trained
         active: number of active weights of linear and convolutional layers, by the layer's name
     """
-    modules = {name: layer for name, layer in network.module.named_modules() if Geometry.of(layer) is not None}
+    modules = {name: layer for name, layer in network.module.named_modules() if LayerGeometry.of(layer) is not None}
     active = dict(active or {})
     _check(active, modules)
     layers, others = _measured(network, modules, example)
@@ -188,7 +190,7 @@ def flops_by_counts(
     network: Network, example: Inputs, scheme: Scheme
 ) -> tuple[Callable[[Mapping[str, int]], float], Callable[[Mapping[str, int]], float]]:
     """What `account` would find of inference and of training, as functions of `active`, after one pass for all."""
-    modules = {name: layer for name, layer in network.module.named_modules() if Geometry.of(layer) is not None}
+    modules = {name: layer for name, layer in network.module.named_modules() if LayerGeometry.of(layer) is not None}
     layers, others = _measured(network, modules, example)
 
     def total(active: Mapping[str, int]) -> Cost:

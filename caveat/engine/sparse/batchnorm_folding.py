@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from caveat.engine.sparse.kernels import Geometry
+from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.sparse_layers import SparseLayer
 
 __all__ = ["Folded", "folded"]
@@ -104,9 +104,9 @@ def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:
     if isinstance(layer, SparseLayer):
         if layer.variance is not None:
             return False
-        geometry: Geometry | None = layer.geometry
+        geometry: LayerGeometry | None = layer.geometry
     else:
-        geometry = Geometry.of(layer)
+        geometry = LayerGeometry.of(layer)
     if geometry is None or type(norm) not in _NORMS or norm.training:
         return False
     assert isinstance(norm, _NORMS)
@@ -116,8 +116,8 @@ def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:
     )
 
 
-def _geometry(layer: nn.Module) -> Geometry:
-    geometry = layer.geometry if isinstance(layer, SparseLayer) else Geometry.of(layer)
+def _geometry(layer: nn.Module) -> LayerGeometry:
+    geometry = layer.geometry if isinstance(layer, SparseLayer) else LayerGeometry.of(layer)
     assert geometry is not None
     return geometry
 

@@ -12,16 +12,19 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from caveat.engine.sparse.kernels import Geometry
-from caveat.engine.sparse.sparse_layers import Layers
+from caveat.engine.sparse.kernels import LayerGeometry
+from caveat.engine.sparse.sparse_layers import LayerGeometries
 
-__all__ = ["Allocation", "counts", "dense_layers", "replaced", "replacement_rate"]
+__all__ = ["Allocation", "active_counts", "dense_layers", "exchange_count", "replacement_rate"]
 
 Allocation = Literal["uniform", "erk"]
 
 
-def counts(
-    geometries: Mapping[str, Geometry], density: float, allocation: Allocation = "uniform", dense: Collection[str] = ()
+def active_counts(
+    geometries: Mapping[str, LayerGeometry],
+    density: float,
+    allocation: Allocation = "uniform",
+    dense: Collection[str] = (),
 ) -> dict[str, int]:
     """Active weights of every layer, at least one each.
 
@@ -48,14 +51,16 @@ def counts(
     return {name: found.get(name, geometry.size) for name, geometry in geometries.items()}
 
 
-def dense_layers(geometries: Mapping[str, Geometry], wanted: Collection[str] | Literal["first"]) -> tuple[str, ...]:
+def dense_layers(
+    geometries: Mapping[str, LayerGeometry], wanted: Collection[str] | Literal["first"]
+) -> tuple[str, ...]:
     """Names of the layers that keep all weights.
 
     "first" is the network's first layer, where that is a convolution and among these: no other one takes its place.
     """
     if wanted != "first":
         return tuple(wanted)
-    first = geometries.first if isinstance(geometries, Layers) else next(iter(geometries))
+    first = geometries.first if isinstance(geometries, LayerGeometries) else next(iter(geometries))
     found = geometries.get(first)
     return (first,) if found is not None and len(found.shape) > 2 and len(geometries) > 1 else ()
 
@@ -72,7 +77,7 @@ def replacement_rate(progress: float, initial: float, stop: float) -> float:
     return initial / 2 * (1 + math.cos(math.pi * progress / stop)) if progress < stop else 0.0
 
 
-def replaced(count: int, size: int, rate: float) -> int:
+def exchange_count(count: int, size: int, rate: float) -> int:
     """How many of a layer's active weights are exchanged: never all, and no more than there are others to come."""
     return min(math.floor(rate * count), count - 1, size - count)
 
@@ -82,7 +87,7 @@ def _rounded(x: float) -> int:
     return math.floor(x + 0.5)
 
 
-def _uniform(geometries: dict[str, Geometry], density: float) -> dict[str, int]:
+def _uniform(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]:
     found = {name: _rounded(density * geometry.size) for name, geometry in geometries.items()}
     smallest = min(geometries, key=lambda name: geometries[name].size)
     if not found[smallest]:
@@ -94,7 +99,7 @@ def _uniform(geometries: dict[str, Geometry], density: float) -> dict[str, int]:
     return found
 
 
-def _erk(geometries: dict[str, Geometry], density: float) -> dict[str, int]:
+def _erk(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]:
     sizes = {name: geometry.size for name, geometry in geometries.items()}
     total = _rounded(density * sum(sizes.values()))
     if total < len(sizes):

@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from caveat import native
 from caveat.native import Grid, Structure
 
-__all__ = ["Geometry", "Pattern", "apply", "apply_pair", "runs_sparse"]
+__all__ = ["LayerGeometry", "Pattern", "apply", "apply_pair", "runs_sparse"]
 
 Collector = Callable[[Tensor], None]  # is given the gradient of the whole W, once, while a step runs backward
 _STRUCTURES = 32  # that a layer keeps: two for each shape of inputs
 
 
 @dataclass(frozen=True)
-class Geometry:
+class LayerGeometry:
     """What a linear or convolutional layer does beside its weights."""
 
     shape: tuple[int, ...]  # of the weight: outputs, inputs of a group, kernel
@@ -37,10 +37,10 @@ class Geometry:
     groups: int = 1
 
     @staticmethod
-    def of(layer: nn.Module) -> "Geometry | None":
+    def of(layer: nn.Module) -> "LayerGeometry | None":
         """Of a plain linear or convolutional layer (1-D or 2-D, padded with zeros); None for any other."""
         if type(layer) is nn.Linear:
-            return Geometry(tuple(layer.weight.shape))
+            return LayerGeometry(tuple(layer.weight.shape))
         if (
             isinstance(layer, (nn.Conv1d, nn.Conv2d))
             and type(layer) in (nn.Conv1d, nn.Conv2d)
@@ -54,7 +54,7 @@ class Geometry:
                 padding = tuple(r // 2 for r in reach)
             elif isinstance(padding, str):  # "valid"
                 padding = (0,) * len(layer.kernel_size)
-            return Geometry(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
+            return LayerGeometry(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
         return None
 
     @property
@@ -86,7 +86,7 @@ class Geometry:
 class Pattern:
     """Which weights of a layer there are: sorted flat indices [K] into the whole weight, which are not to change."""
 
-    def __init__(self, geometry: Geometry, indices: Tensor) -> None:
+    def __init__(self, geometry: LayerGeometry, indices: Tensor) -> None:
         self.geometry, self.indices = geometry, indices
         self.ran: str | None = None  # "sparse" or "dense": the way of the last apply
         self._structures: dict[tuple[object, ...], Structure] = {}
@@ -129,7 +129,7 @@ class Pattern:
         return found
 
 
-def runs_sparse(geometry: Geometry, count: int, x_shape: tuple[int, ...]) -> bool:
+def runs_sparse(geometry: LayerGeometry, count: int, x_shape: tuple[int, ...]) -> bool:
     """Whether the native kernels are the faster way for `count` weights and inputs of this shape [batch, ...].
 
     Measured on two cores of an AMD EPYC (Zen 4) beside other work, against the way through the whole weight, forward
@@ -197,7 +197,7 @@ def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collect
     return y
 
 
-def _over_channels(bias: Tensor, y: Tensor, geometry: Geometry) -> Tensor:
+def _over_channels(bias: Tensor, y: Tensor, geometry: LayerGeometry) -> Tensor:
     return bias if len(geometry.shape) == 2 else bias.view(-1, *[1] * (len(geometry.shape) - 2))
 
 

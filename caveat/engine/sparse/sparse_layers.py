@@ -16,11 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from caveat.engine.sparse.kernels import Collector, Geometry, Pattern, apply, apply_pair
+from caveat.engine.sparse.kernels import Collector, LayerGeometry, Pattern, apply, apply_pair
 from caveat.network import Network, Params
 
-__all__ = ["Layers", "Layout", "SparseLayer", "Substitute", "candidates", "column_indices", "left_out",
-           "sparse_layers", "weight_name"]  # fmt: skip
+__all__ = [
+    "LayerGeometries",
+    "SparseLayer",
+    "Substitute",
+    "WeightLayout",
+    "column_indices",
+    "left_out",
+    "plain_layers",
+    "sparse_layers",
+    "weight_name",
+]  # fmt: skip
 
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -52,7 +61,7 @@ class SparseLayer(nn.Module):
     variance: Tensor | None  # alike; None for point weights
     indices: Tensor  # once settled
 
-    def __init__(self, layer: Any, geometry: Geometry) -> None:
+    def __init__(self, layer: Any, geometry: LayerGeometry) -> None:
         super().__init__()
         self.geometry = geometry
         self.register_parameter("bias", layer.bias)
@@ -122,7 +131,7 @@ class SparseLayer(nn.Module):
 
 
 def dense_pair(
-    geometry: Geometry, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None, narrow: int | None = None
+    geometry: LayerGeometry, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None, narrow: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Outputs with whole weights `mean` and the bias, and outputs of the squared inputs with weights `variance`.
 
@@ -145,26 +154,26 @@ def weight_name(layer: str) -> str:
     return f"{layer}.weight".removeprefix(".")
 
 
-def candidates(network: Network) -> dict[str, Geometry]:
+def plain_layers(network: Network) -> dict[str, LayerGeometry]:
     """Every plain linear and convolutional layer of a network, in the module's order."""
-    found = {name: Geometry.of(module) for name, module in network.module.named_modules()}
+    found = {name: LayerGeometry.of(module) for name, module in network.module.named_modules()}
     return {name: geometry for name, geometry in found.items() if geometry is not None}
 
 
-class Layers(dict[str, Geometry]):
+class LayerGeometries(dict[str, LayerGeometry]):
     """Layers by name; `first` is the network's first linear or convolutional one, whether or not it is among them."""
 
-    def __init__(self, layers: Mapping[str, Geometry], first: str) -> None:
+    def __init__(self, layers: Mapping[str, LayerGeometry], first: str) -> None:
         super().__init__(layers)
         self.first = first
 
 
-def sparse_layers(network: Network) -> Layers:
+def sparse_layers(network: Network) -> LayerGeometries:
     """The layers that can be given by few weights: those with a selected weight of their own, and without hooks."""
     modules = [module for _, module in network.module.named_modules(remove_duplicate=False)]
     owners = [id(p) for module in network.module.modules() for p in module.parameters(recurse=False)]
     found = {}
-    for name, geometry in candidates(network).items():
+    for name, geometry in plain_layers(network).items():
         module: Any = network.module.get_submodule(name)
         alone = sum(other is module for other in modules) == 1 and owners.count(id(module.weight)) == 1
         hooked = module._forward_hooks or module._forward_pre_hooks
@@ -177,27 +186,29 @@ def sparse_layers(network: Network) -> Layers:
             "made sparse or Bayesian"
         )
     kinds = (nn.Linear, nn.modules.conv._ConvNd)  # of any padding, transposed ones and subclasses too
-    return Layers(found, next(name for name, module in network.module.named_modules() if isinstance(module, kinds)))
+    return LayerGeometries(
+        found, next(name for name, module in network.module.named_modules() if isinstance(module, kinds))
+    )
 
 
-def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:
+def left_out(network: Network, layers: dict[str, LayerGeometry]) -> list[str]:
     """Selected weights of two axes or more that stay deterministic."""
     own = dict(network.module.named_parameters())
     inside = {weight_name(name) for name in layers}
     return [name for name in network.names if own[name].ndim > 1 and name not in inside]
 
 
-def column_indices(geometry: Geometry, columns: Tensor) -> Tensor:
+def column_indices(geometry: LayerGeometry, columns: Tensor) -> Tensor:
     """Flat indices of the weights of a linear layer that reads these of its inputs alone."""
     rows = torch.arange(geometry.shape[0], dtype=torch.int32, device=columns.device)
     return (rows[:, None] * geometry.shape[1] + columns.int()).flatten()
 
 
 @dataclass
-class Layout:
+class WeightLayout:
     """Which weights of which layers lie where in the flat tensors."""
 
-    geometries: dict[str, Geometry]
+    geometries: dict[str, LayerGeometry]
     counts: dict[str, int]  # of each layer's weights; all of them where it is dense
     indices: Tensor  # int32: for the layers that are not dense, one after the other, sorted flat indices of the weights
 
@@ -272,7 +283,7 @@ class Layout:
 class Substitute:
     """A network's private copy with sparse layers in it."""
 
-    def __init__(self, network: Network, layout: Layout, rest: Params) -> None:
+    def __init__(self, network: Network, layout: WeightLayout, rest: Params) -> None:
         """`rest` has values of other parameters and of buffers, by name."""
         self.network = network.with_fixed({})
         self.layers: dict[str, SparseLayer] = {}
@@ -294,7 +305,7 @@ class Substitute:
                     targets[name].copy_(value)
         self.arrange(layout)
 
-    def arrange(self, layout: Layout) -> None:
+    def arrange(self, layout: WeightLayout) -> None:
         """Have the weights where a layout says."""
         self.layout = layout
         for name, pattern in layout.patterns().items():

@@ -18,17 +18,17 @@ from caveat.engine.chains import Chain, LearnedNoise
 from caveat.engine.channels import (
     Channels,
     Index,
-    Kept,
+    KeptChannels,
     find_channels,
     gather,
+    kept_entries,
     narrow_network,
-    of_slices,
     scatter,
-    slices,
+    sliced_network,
     stored_slices,
 )
 from caveat.engine.run import Run
-from caveat.engine.sparse import Account, Cost, Scheme, account, candidates
+from caveat.engine.sparse import Account, Cost, Scheme, network_account, plain_layers
 from caveat.engine.sparse_chains.masks import MaskMove, penalty
 from caveat.engine.training import BatchPart
 from caveat.network import Network, Params
@@ -75,12 +75,12 @@ class MaskedNetwork:
         self.buffers = self.network.buffers()
         self.tried = self.accepted = 0
         self.arranged: tuple[Network, dict[str, Index]] | None = None  # the narrow network of the present mask
-        self.whole = account(self.network, self.example, _SCHEME)
+        self.whole = network_account(self.network, self.example, _SCHEME)
         self._arrange()
         self._check()
 
     def _find_channels(self) -> Channels | None:
-        if len(candidates(self.network)) < 2:
+        if len(plain_layers(self.network)) < 2:
             raise ValueError(
                 "MaskedBNN masks nodes between linear and convolutional layers, and this network has fewer than two of "
                 "them: use SGMCMC"
@@ -97,13 +97,13 @@ class MaskedNetwork:
         if self.channels is not None and self.spaces:
             kept = self.kept(torch.cat([torch.arange(width) < max(1, width - 1) for width in self.moves.widths]))
             narrow = narrow_network(self.network, self.channels, kept)
-            if repr(narrow.module) != repr(of_slices(self.network, stored_slices(self.channels, kept)).module):
+            if repr(narrow.module) != repr(sliced_network(self.network, stored_slices(self.channels, kept)).module):
                 raise ValueError(
                     "MaskedBNN cannot narrow a normalisation without parameters or statistics of its own (GroupNorm or "
                     "InstanceNorm with affine=False): give it affine=True"
                 )
 
-    def kept(self, mask: Tensor) -> Kept:
+    def kept(self, mask: Tensor) -> KeptChannels:
         """The nodes of every space that are on."""
         assert self.channels is not None
         kept = {space: torch.arange(width) for space, width in enumerate(self.channels.widths)}
@@ -116,7 +116,7 @@ class MaskedNetwork:
         if self.channels is None:
             return self.network, {}
         kept = self.kept(mask)
-        return narrow_network(self.network, self.channels, kept), slices(self.channels, kept)
+        return narrow_network(self.network, self.channels, kept), kept_entries(self.channels, kept)
 
     def _arrange(self) -> None:
         self.arranged = None
@@ -154,7 +154,7 @@ class MaskedNetwork:
         self.run.ranks.add([likelihood, gradient])
         return float(likelihood), gradient.cpu()
 
-    def _on(self, mask: Tensor) -> Kept:
+    def _on(self, mask: Tensor) -> KeptChannels:
         parts = mask.split(list(self.moves.widths))
         return {space: part.nonzero()[:, 0] for space, part in zip(self.spaces, parts, strict=True)}
 
@@ -201,7 +201,7 @@ class MaskedNetwork:
 
     def account(self, narrow: Network) -> Account:
         """FLOPs and bytes of a network with fewer nodes."""
-        few = account(narrow, self.example, _SCHEME)
+        few = network_account(narrow, self.example, _SCHEME)
         rows = [replace(r, cost=now.cost, active=now.weights) for r, now in zip(self.whole.rows, few.rows, strict=True)]
         return replace(few, rows=tuple(rows))
 

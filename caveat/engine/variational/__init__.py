@@ -14,19 +14,19 @@ Called by SSVI, MeanFieldVI, RigL, and by the three methods that prune by noise.
 """
 
 from caveat.engine.variational.layer_posterior import (
+    LayerPrediction,
     LayerPredictor,
-    Prediction,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
+    channel_account,
+    layer_info,
     layout_of,
-    narrow_account,
     network_at,
     own_network,
+    random_layout,
+    substitute_and_means,
+    training_account,
     warn_if_frozen,
 )
-from caveat.engine.variational.layer_training import Trained, Variational, gaussian_kl, warm_up
+from caveat.engine.variational.layer_training import LayerTraining, Trained, gaussian_kl, warm_up
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
     LOW,
@@ -37,31 +37,28 @@ from caveat.engine.variational.multiplicative_noise import (
     lognormal_log_snr,
     lognormal_of,
 )
-from caveat.engine.variational.noisy_training import Draw, Noise, NoisyTraining
-from caveat.engine.variational.pruning import kept_weights, pruned_account, smaller_layout
-from caveat.engine.variational.unit_training import Outcome, prepare, train_and_prune
-from caveat.engine.variational.weight_exchange import Addition, Replacement, Scope
+from caveat.engine.variational.noisy_training import Draw, NoisyModel, NoisyTraining
+from caveat.engine.variational.pruning import pruned_account, remaining_weights, smaller_layout
+from caveat.engine.variational.unit_training import Outcome, train_and_prune, unit_network
+from caveat.engine.variational.weight_exchange import Addition, Scope, WeightExchange
 
 __all__ = [
     "HIGH",
     "LOW",
     "Addition",
     "Draw",
+    "LayerPrediction",
     "LayerPredictor",
-    "Noise",
+    "LayerTraining",
+    "NoisyModel",
     "NoisyTraining",
     "Outcome",
-    "Prediction",
-    "Replacement",
     "Scope",
     "Trained",
-    "Variational",
-    "account_of",
-    "begin",
-    "describe",
-    "fresh_layout",
+    "WeightExchange",
+    "channel_account",
     "gaussian_kl",
-    "kept_weights",
+    "layer_info",
     "layout_of",
     "log_alpha",
     "log_uniform_kl",
@@ -69,13 +66,16 @@ __all__ = [
     "lognormal_log_moment",
     "lognormal_log_snr",
     "lognormal_of",
-    "narrow_account",
     "network_at",
     "own_network",
-    "prepare",
     "pruned_account",
+    "random_layout",
+    "remaining_weights",
     "smaller_layout",
+    "substitute_and_means",
     "train_and_prune",
+    "training_account",
+    "unit_network",
     "warm_up",
     "warn_if_frozen",
 ]

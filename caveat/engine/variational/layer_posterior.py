@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.channels import of_slices, widened
+from caveat.engine.channels import sliced_network, widened
 from caveat.engine.replicas import Replicas
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import (
     Account,
     Cost,
-    Geometry,
     LayerCost,
-    Layout,
+    LayerGeometry,
     Scheme,
     Substitute,
-    account,
-    candidates,
+    WeightLayout,
     column_indices,
     left_out,
+    network_account,
+    plain_layers,
     weight_name,
 )
 from caveat.engine.variational.layer_training import Trained
@@ -43,22 +43,22 @@ from caveat.storage import State
 from caveat.task import Task
 
 __all__ = [
+    "LayerPrediction",
     "LayerPredictor",
-    "Prediction",
-    "account_of",
-    "begin",
-    "describe",
-    "fresh_layout",
+    "channel_account",
+    "layer_info",
     "layout_of",
-    "narrow_account",
     "network_at",
+    "random_layout",
+    "substitute_and_means",
+    "training_account",
     "warn_if_frozen",
 ]
 
-Prediction = Literal["draws", "local"]  # one set of weights for all rows, or outputs drawn row by row
+LayerPrediction = Literal["draws", "local"]  # one set of weights for all rows, or outputs drawn row by row
 
 
-def fresh_layout(geometries: dict[str, Geometry], counts: dict[str, int], run: Run) -> Layout:
+def random_layout(geometries: dict[str, LayerGeometry], counts: dict[str, int], run: Run) -> WeightLayout:
     """Places chosen at random."""
     chosen = [
         torch.randperm(geometry.size, generator=run.rng)[: counts[name]].sort().values.int()
@@ -66,10 +66,10 @@ def fresh_layout(geometries: dict[str, Geometry], counts: dict[str, int], run: R
         if counts[name] < geometry.size
     ]
     indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int32)
-    return Layout(geometries, counts, indices.to(run.device))
+    return WeightLayout(geometries, counts, indices.to(run.device))
 
 
-def begin(network: Network, start: State, layout: Layout) -> tuple[Substitute, Tensor]:
+def substitute_and_means(network: Network, start: State, layout: WeightLayout) -> tuple[Substitute, Tensor]:
     """A network with sparse layers, and its first means: the start's, wider where fewer inputs are added up.
 
     The start's weights are let go: whole ones, which whoever called would hold while few are trained.
@@ -93,10 +93,10 @@ def warn_if_frozen(log_std: Tensor, initial_std: float, rate: float, run: Run) -
     return {"median_std_change": moved, "median_std": float(log_std.detach().median().exp())}
 
 
-def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, extra: dict[str, Any]) -> Info:
+def layer_info(task: Task, trained: Trained, run: Run, made: Account, what: str, extra: dict[str, Any]) -> Info:
     """What there is to say of a fit."""
     network, layout = task.network.to(run.device), trained.layout
-    wide = candidates(network)
+    wide = plain_layers(network)
 
     def treatment(layer: Layer) -> str:
         if layer.name not in layout.counts:
@@ -122,21 +122,21 @@ def describe(task: Task, trained: Trained, run: Run, made: Account, what: str, e
     return run.info(network, treatment, diagnostics)
 
 
-def account_of(task: Task, layout: Layout, run: Run, scheme: Scheme) -> Account:
+def training_account(task: Task, layout: WeightLayout, run: Run, scheme: Scheme) -> Account:
     """FLOPs and bytes of training and using these layers."""
     example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-    return account(task.network.to(run.device), example, active=layout.counts, scheme=scheme)
+    return network_account(task.network.to(run.device), example, active=layout.counts, scheme=scheme)
 
 
 def own_network(state: State, network: Network) -> Network:
     """The network that a state's weights are of: the one given, or a narrower one."""
-    return of_slices(network, state["slices"]) if "slices" in state else network
+    return sliced_network(network, state["slices"]) if "slices" in state else network
 
 
-def narrow_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interval: int) -> Account:
+def channel_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interval: int) -> Account:
     """The same of a narrow network, whose updates take a pass of the wide one."""
     example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-    few, many = (account(own, example, scheme) for own in (narrow, task.network.to(run.device)))
+    few, many = (network_account(own, example, scheme) for own in (narrow, task.network.to(run.device)))
     update = sum(row.cost.inference_flops for row in many.rows)
     rows = [replace(row, cost=now.cost, active=now.weights) for row, now in zip(many.rows, few.rows, strict=True)]
     rows.append(LayerCost("exchange of channels", 0, 0, Cost(training_flops=3 * update / interval), Cost()))
@@ -145,9 +145,9 @@ def narrow_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interv
     return replace(few, rows=tuple(rows), update_bytes=update_bytes)
 
 
-def layout_of(state: State, network: Network) -> Layout:
+def layout_of(state: State, network: Network) -> WeightLayout:
     """Where a state's weights are in its own network."""
-    layers = candidates(network)
+    layers = plain_layers(network)
     active = state["active"]
     counts = {name: n for name, n in zip(layers, active["counts"].tolist(), strict=True) if n}
     geometries = {name: layers[name] for name in counts}
@@ -157,10 +157,10 @@ def layout_of(state: State, network: Network) -> Layout:
         column_indices(geometries[name], active[f"columns/{name}"]) if f"columns/{name}" in active else next(single)
         for name in sparse
     ]
-    return Layout(geometries, counts, torch.cat(parts) if parts else active["indices"])
+    return WeightLayout(geometries, counts, torch.cat(parts) if parts else active["indices"])
 
 
-def _values(state: State, layout: Layout, rng: torch.Generator | None) -> Tensor:
+def _values(state: State, layout: WeightLayout, rng: torch.Generator | None) -> Tensor:
     """Flat weights: a draw, or without a generator the means; of points the points, but for noise of whole units."""
     values, log_std = state["active"]["mean"], state["active"].get("log_std")
     if log_std is not None and rng is not None:
@@ -228,7 +228,7 @@ def network_at(state: State, network: Network, rng: torch.Generator | None) -> n
     own = own_network(state, network)
     layout = layout_of(state, own)
     values = _values(state, layout, rng)
-    sparse = Layout(
+    sparse = WeightLayout(
         {name: geometry for name, geometry in layout.geometries.items() if not layout.is_dense(name)},
         {name: count for name, count in layout.counts.items() if not layout.is_dense(name)},
         layout.indices,

@@ -19,7 +19,7 @@ from torch import Tensor
 from caveat.batches import Inputs, count_rows
 from caveat.engine.channels import ChannelExchange
 from caveat.engine.run import Run
-from caveat.engine.sparse import Layout, Scheme, Substitute, candidates, flops_by_counts, weight_name
+from caveat.engine.sparse import Scheme, Substitute, WeightLayout, flops_by_counts, plain_layers, weight_name
 from caveat.engine.training import (
     BatchPart,
     Moments,
@@ -29,21 +29,21 @@ from caveat.engine.training import (
     steps_per_epoch,
     warn_if_nothing_was_learned,
 )
-from caveat.engine.variational.weight_exchange import Replacement
+from caveat.engine.variational.weight_exchange import WeightExchange
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import GaussianPrior
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Trained", "Variational", "check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
+__all__ = ["LayerTraining", "Trained", "check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
 
 
 @dataclass(frozen=True)
 class Trained:
     """What training ended with."""
 
-    layout: Layout
+    layout: WeightLayout
     mean: Tensor
     log_std: Tensor | None
     rest: Params
@@ -52,7 +52,7 @@ class Trained:
 
     def state(self, network: Network) -> State:
         """As a posterior keeps it."""
-        counts = torch.tensor([self.layout.counts.get(name, 0) for name in candidates(network)])
+        counts = torch.tensor([self.layout.counts.get(name, 0) for name in plain_layers(network)])
         active = {"mean": self.mean, "indices": self.layout.indices, "counts": counts}
         if self.log_std is not None:
             active["log_std"] = self.log_std
@@ -72,7 +72,7 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tens
     return 0.5 * (squares - logs - mean.numel()) - log_std.sum()
 
 
-def precisions(network: Network, layout: Layout) -> Tensor:
+def precisions(network: Network, layout: WeightLayout) -> Tensor:
     """The prior's precision of each weight, [size], or one for all."""
     prior = network.prior
     if not isinstance(prior, GaussianPrior):
@@ -99,7 +99,7 @@ class _Variables(Variables):
         return super().groups() | {"sums": self.sums}
 
 
-class Variational:
+class LayerTraining:
     """Training in progress: a substitute, its flat tensors, and what is done to them in a step."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Variational:
         self.task, self.substitute, self.training, self.run = task, substitute, training, run
         self.mean, self.log_std = mean.requires_grad_(), None if log_std is None else log_std.requires_grad_()
         self.kl_weight = kl_weight
-        self.replacement: Replacement | None = None
+        self.replacement: WeightExchange | None = None
         self.exchange: ChannelExchange | None = None
         self.new_std: float | None = None  # of added weights; None takes the mean of their layer's
         self.at_the_mean = False  # whether gradients of weights that are not there are taken without noise
@@ -182,7 +182,7 @@ class Variational:
         std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), std, substitute.rest(), hyper, history)
 
-    def _flops_of_layouts(self, replacement: Replacement) -> Callable[[dict[str, int]], float] | None:
+    def _flops_of_layouts(self, replacement: WeightExchange) -> Callable[[dict[str, int]], float] | None:
         """How many more operations an example takes than with the present numbers; None where these stay."""
         if replacement.scope == "layer":
             return None
@@ -351,7 +351,7 @@ class Variational:
             self.exchange.kept = {space: kept[f"kept.{space}"].clone() for space in self.exchange.kept}
         counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))
         if counts != layout.counts or not torch.equal(kept["indices"], layout.indices):
-            self.substitute.arrange(Layout(layout.geometries, counts, kept["indices"].clone()))
+            self.substitute.arrange(WeightLayout(layout.geometries, counts, kept["indices"].clone()))
             self._follow_layout()
 
     def _follow_layout(self) -> None:

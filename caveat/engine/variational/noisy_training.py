@@ -25,19 +25,19 @@ from caveat.engine.training import (
     warn_if_nothing_was_learned,
 )
 from caveat.engine.variational.layer_training import check_fine, noise_of_batch
-from caveat.engine.variational.units import Groups, factors_of
+from caveat.engine.variational.units import Units, factors_of
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Params
 from caveat.priors import GaussianPrior
 from caveat.task import Task
 
-__all__ = ["Draw", "Noise", "NoisyTraining", "scale_inputs"]
+__all__ = ["Draw", "NoisyModel", "NoisyTraining", "scale_inputs"]
 
 Draw = Callable[[int], Tensor]  # numbers [rows, n] for the rows of this rank, as one process would draw them
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoisyModel:
     """What a method has trained, and what it does in a pass."""
 
     weights: Params  # moved at the learning rate
@@ -56,7 +56,7 @@ class NoisyTraining:
         self,
         task: Task,
         substitute: Substitute,
-        noise: Noise,
+        noise: NoisyModel,
         hyper: Hyper,
         training: Training,
         run: Run,
@@ -169,7 +169,7 @@ class NoisyTraining:
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
-def scale_inputs(substitute: Substitute, groups: Groups) -> Callable[[Tensor], None]:
+def scale_inputs(substitute: Substitute, groups: Units) -> Callable[[Tensor], None]:
     """Have layers multiply their inputs; returns what sets the numbers of all groups, [size] or one set a row."""
     factors: dict[str, Tensor] = {}
     of = {name: own.to(substitute.network.device) for name, own in groups.of.items()}  # once, not in every pass

@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from caveat.engine.channels import Kept, gather, narrow_network, narrow_params, slices, stored_slices
+from caveat.engine.channels import KeptChannels, gather, kept_entries, narrow_network, narrow_params, stored_slices
 from caveat.engine.run import Run
-from caveat.engine.sparse import Account, Cost, LayerCost, Layout, candidates, weight_name
+from caveat.engine.sparse import Account, Cost, LayerCost, WeightLayout, plain_layers, weight_name
 from caveat.engine.variational.layer_training import Trained
-from caveat.engine.variational.units import Groups
+from caveat.engine.variational.units import Units
 from caveat.network import Network, Params
 from caveat.storage import State
 
-__all__ = ["Narrowed", "kept_groups", "kept_weights", "narrowed", "pruned_account", "smaller_layout"]
+__all__ = ["Narrowed", "narrowed", "pruned_account", "remaining_units", "remaining_weights", "smaller_layout"]
 
 
-def kept_weights(layout: Layout, scores: Tensor, threshold: float, run: Run) -> Tensor:
+def remaining_weights(layout: WeightLayout, scores: Tensor, threshold: float, run: Run) -> Tensor:
     """Which flat weights stay: those of a score above the threshold, and each layer's best."""
     keep, emptied = scores > threshold, []
     for (name, part), (_, own) in zip(layout.split(keep), layout.split(scores), strict=True):
@@ -32,32 +32,32 @@ def kept_weights(layout: Layout, scores: Tensor, threshold: float, run: Run) -> 
     return keep
 
 
-def smaller_layout(layout: Layout, keep: Tensor) -> Layout:
+def smaller_layout(layout: WeightLayout, keep: Tensor) -> WeightLayout:
     """Of a layout with all weights, the one with those that stay."""
     chosen = {name: part.nonzero()[:, 0] for name, part in layout.split(keep)}
     counts = {name: len(own) for name, own in chosen.items()}
     sparse = [own for name, own in chosen.items() if counts[name] < layout.geometries[name].size]
     indices = torch.cat(sparse) if sparse else keep.new_zeros(0, dtype=torch.int64)
-    return Layout(layout.geometries, counts, indices.int())
+    return WeightLayout(layout.geometries, counts, indices.int())
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RemainingUnits:
     """Groups that stay."""
 
     keep: Tensor  # [size], bool
-    kept: Kept  # channels of each space
+    kept: KeptChannels  # channels of each space
     columns: dict[str, Tensor]  # for layers with inputs of their own, which of all inputs stay, bool
 
 
-def kept_groups(groups: Groups, scores: Tensor, threshold: float, run: Run) -> Chosen:
+def remaining_units(groups: Units, scores: Tensor, threshold: float, run: Run) -> RemainingUnits:
     """Groups of a score above the threshold, and the best of each space and layer.
 
     A channel whose every reader has lost its inputs from it goes, too.
     """
     keep, scores, emptied = (scores > threshold).cpu(), scores.cpu(), []
     widths = () if groups.channels is None else groups.channels.widths
-    kept: Kept = {space: torch.arange(width) for space, width in enumerate(widths)}
+    kept: KeptChannels = {space: torch.arange(width) for space, width in enumerate(widths)}
     for name, (space, first) in zip(groups.names, groups.spaces.items(), strict=False):  # spaces are named first
         if _keep_best(keep, scores, torch.arange(first, first + widths[space])):
             emptied.append(f"the channels of {name}")
@@ -79,7 +79,7 @@ def kept_groups(groups: Groups, scores: Tensor, threshold: float, run: Run) -> C
         keep[mine] &= read[mine]
         kept[space] = keep[mine].nonzero()[:, 0]
     _warn(emptied, "unit", run)
-    return Chosen(keep, kept, columns)
+    return RemainingUnits(keep, kept, columns)
 
 
 def _keep_best(keep: Tensor, scores: Tensor, own: Tensor) -> bool:
@@ -103,7 +103,7 @@ class Narrowed:
     """A network with the units that stay, and what a state has of it."""
 
     network: Network
-    layout: Layout
+    layout: WeightLayout
     values: dict[str, Tensor]  # flat tensors of the narrow layout, by the names of those given
     rest: Params
     slices: Params  # empty where no channel went
@@ -119,9 +119,14 @@ class Narrowed:
 
 
 def narrowed(
-    network: Network, groups: Groups, chosen: Chosen, wide: Layout, values: dict[str, Tensor], rest: Params,
+    network: Network,
+    groups: Units,
+    chosen: RemainingUnits,
+    wide: WeightLayout,
+    values: dict[str, Tensor],
+    rest: Params,
     noise: Params,
-) -> Narrowed:  # fmt: skip
+) -> Narrowed:
     """Take out what goes.
 
     Args:
@@ -136,7 +141,7 @@ def narrowed(
     own, index, kept_slices = network, {}, {}
     if groups.channels is not None:
         own = narrow_network(network, groups.channels, chosen.kept)
-        index = slices(groups.channels, chosen.kept)
+        index = kept_entries(groups.channels, chosen.kept)
         like = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
         kept_slices = {
             key: places
@@ -144,9 +149,9 @@ def narrowed(
             if len(places) < like[key.rpartition("/")[0]].shape[int(key.rpartition("/")[2])]
         }
         rest = narrow_params(rest, groups.channels, chosen.kept)
-    layers = candidates(own)
+    layers = plain_layers(own)
     geometries = {name: layers[name] for name in wide.counts}
-    full = Layout(geometries, {n: g.size for n, g in geometries.items()}, wide.indices)
+    full = WeightLayout(geometries, {n: g.size for n, g in geometries.items()}, wide.indices)
     thin, keep = {}, torch.ones(full.size, dtype=torch.bool, device=values["mean"].device)
     columns: Params = {}
     for key, flat in values.items():

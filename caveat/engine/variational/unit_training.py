@@ -12,43 +12,43 @@ import torch
 from torch import Tensor
 
 from caveat.engine.run import Info, Run
-from caveat.engine.sparse import Layout, Scheme, Substitute, account, sparse_layers
+from caveat.engine.sparse import Scheme, Substitute, WeightLayout, network_account, sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational.layer_posterior import account_of, begin, describe, fresh_layout
+from caveat.engine.variational.layer_posterior import layer_info, random_layout, substitute_and_means, training_account
 from caveat.engine.variational.layer_training import Trained
-from caveat.engine.variational.noisy_training import Noise, NoisyTraining, scale_inputs
-from caveat.engine.variational.pruning import Chosen, kept_groups, narrowed, pruned_account
-from caveat.engine.variational.units import Groups, expected, find_groups
+from caveat.engine.variational.noisy_training import NoisyModel, NoisyTraining, scale_inputs
+from caveat.engine.variational.pruning import RemainingUnits, narrowed, pruned_account, remaining_units
+from caveat.engine.variational.units import Units, expected, find_units
 from caveat.network import Network, Params
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Outcome", "Units", "prepare", "train_and_prune"]
+__all__ = ["Outcome", "UnitNetwork", "train_and_prune", "unit_network"]
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitNetwork:
     """A network in which units are multiplied by numbers."""
 
     network: Network
-    layout: Layout  # all weights
+    layout: WeightLayout  # all weights
     substitute: Substitute
     mean: Tensor  # flat weights
-    groups: Groups
+    groups: Units
     multiply: Callable[[Tensor], None]  # sets the numbers, [size] or [rows, size]
 
 
-def prepare(task: Task, start: State, run: Run) -> Units:
+def unit_network(task: Task, start: State, run: Run) -> UnitNetwork:
     """The substitute at the start's weights."""
     network = task.network.to(run.device)
     layers = sparse_layers(network)
     example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-    groups, why = find_groups(network, layers, example)
+    groups, why = find_units(network, layers, example)
     if why is not None:
         run.warnings.append(f"no channels are taken out, only single inputs of linear layers: {why}")
-    layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-    substitute, mean = begin(network, start, layout)
-    return Units(network, layout, substitute, mean, groups, scale_inputs(substitute, groups))
+    layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+    substitute, mean = substitute_and_means(network, start, layout)
+    return UnitNetwork(network, layout, substitute, mean, groups, scale_inputs(substitute, groups))
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Outcome:
 
 def train_and_prune(
     task: Task,
-    units: Units,
-    noise: Noise,
+    units: UnitNetwork,
+    noise: NoisyModel,
     outcome: Callable[[], Outcome],
     start: State,
     run: Run,
@@ -86,11 +86,11 @@ def train_and_prune(
         kl_weight=kl_weight,
     )
     scheme = Scheme(gaussian=what == "Gaussian", optimizer=training.optimizer)
-    before = account_of(task, units.layout, run, scheme)
+    before = training_account(task, units.layout, run, scheme)
     history = trainer.train(before.total.training_flops)
     with torch.no_grad():
         end = outcome()
-        chosen = kept_groups(units.groups, end.scores, end.threshold, run)
+        chosen = remaining_units(units.groups, end.scores, end.threshold, run)
 
         def pruned() -> None:
             numbers = expected(end.noise)
@@ -101,15 +101,15 @@ def train_and_prune(
         thin = narrowed(units.network, units.groups, chosen, units.layout, end.values, rest, end.noise)
     trained = Trained(thin.layout, thin.values["mean"], thin.values.get("log_std"), thin.rest, hyper, history)
     example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-    after = account(thin.network, example, scheme, active=thin.layout.counts)
+    after = network_account(thin.network, example, scheme, active=thin.layout.counts)
     bytes_of_noise = sum(t.numel() * t.element_size() for t in (*thin.noise.values(), *thin.slices.values()))
     made = pruned_account(before, after, thin.columns, bytes_of_noise)
     found: dict[str, Any] = {"sparsity": 1 - made.density} | _units(units.groups, chosen)
     state = thin.state(trained)
-    return state, describe(task, trained, run, made, what, found)
+    return state, layer_info(task, trained, run, made, what, found)
 
 
-def _units(groups: Groups, chosen: Chosen) -> dict[str, Any]:
+def _units(groups: Units, chosen: RemainingUnits) -> dict[str, Any]:
     """How many are left of each kind, in the order of the groups, and which channels stay whole."""
     counts = [int(part.sum()) for part in chosen.keep.split([*groups.names.values()])]
     words = {name: f"{n} of {width}" for (name, width), n in zip(groups.names.items(), counts, strict=True)}

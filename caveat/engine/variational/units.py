@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.channels import Channels, Kept, find_channels, narrow_network, of_slices, stored_slices
-from caveat.engine.sparse import Geometry, Layout, weight_name
+from caveat.engine.channels import Channels, KeptChannels, find_channels, narrow_network, sliced_network, stored_slices
+from caveat.engine.sparse import LayerGeometry, WeightLayout, weight_name
 from caveat.engine.variational.multiplicative_noise import lognormal_log_moment, lognormal_of
 from caveat.network import Network, Params
 from caveat.randomness import normals
 
-__all__ = ["Groups", "drawn", "expected", "factors_of", "find_groups", "kept_of", "scaled"]
+__all__ = ["Units", "drawn", "expected", "factors_of", "find_units", "kept_of", "scaled"]
 
 
 @dataclass(frozen=True)
-class Groups:
+class Units:
     """What is multiplied by what."""
 
     channels: Channels | None  # None where no channel can be taken out
@@ -35,7 +35,7 @@ class Groups:
     names: dict[str, int] = field(default_factory=dict)  # of spaces (by the layer that makes one) and layers: how many
 
 
-def find_groups(network: Network, layers: dict[str, Geometry], example: Inputs) -> tuple[Groups, str | None]:
+def find_units(network: Network, layers: dict[str, LayerGeometry], example: Inputs) -> tuple[Units, str | None]:
     """The groups of a network's layers, and why no channels are among them where that is so."""
     channels, why = _channels(network, layers, example)
     spaces, inputs, of, names, size = {}, {}, {}, {}, 0
@@ -63,17 +63,19 @@ def find_groups(network: Network, layers: dict[str, Geometry], example: Inputs) 
             "weights"
         )
     of = {name: torch.where(own < 0, size, own) for name, own in of.items()}
-    return Groups(channels, spaces, inputs, of, size, names), why
+    return Units(channels, spaces, inputs, of, size, names), why
 
 
-def _channels(network: Network, layers: dict[str, Geometry], example: Inputs) -> tuple[Channels | None, str | None]:
+def _channels(
+    network: Network, layers: dict[str, LayerGeometry], example: Inputs
+) -> tuple[Channels | None, str | None]:
     try:
         channels = find_channels(network.module, example)
     except ValueError as error:
         return None, str(error).partition(": use structure=")[0]
-    half: Kept = {space: torch.arange(width)[::2] for space, width in enumerate(channels.widths)}
+    half: KeptChannels = {space: torch.arange(width)[::2] for space, width in enumerate(channels.widths)}
     narrow = narrow_network(network, channels, half)
-    if repr(narrow.module) != repr(of_slices(network, stored_slices(channels, half)).module):
+    if repr(narrow.module) != repr(sliced_network(network, stored_slices(channels, half)).module):
         return None, "a normalisation without parameters or statistics of its own cannot be told of fewer channels"
     return channels, None
 
@@ -88,7 +90,7 @@ def _makers(channels: Channels) -> dict[int, str]:
     return {space: found.get(space, f"space {space}") for space in range(len(channels.widths))}
 
 
-def _removable(network: Network, layers: dict[str, Geometry], channels: Channels) -> list[int]:
+def _removable(network: Network, layers: dict[str, LayerGeometry], channels: Channels) -> list[int]:
     """The spaces of selected parameters alone that selected layers read."""
     own = dict(network.module.named_parameters())
     weights = {weight_name(name) for name in layers}
@@ -128,7 +130,7 @@ def factors_of(z: Tensor, of: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: padded[..., own.to(z.device).long()].prod(-1) for name, own in of.items()}
 
 
-def scaled(values: Tensor, layout: Layout, factors: dict[str, Tensor]) -> Tensor:
+def scaled(values: Tensor, layout: WeightLayout, factors: dict[str, Tensor]) -> Tensor:
     """Flat weights, each multiplied by the factor [inputs] of its input."""
     indices, parts = layout.indices_of(), []
     for name, part in layout.split(values):

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from caveat.engine.distributed import Ranks
-from caveat.engine.sparse import Layout, Substitute, replaced, replacement_rate
+from caveat.engine.sparse import Substitute, WeightLayout, exchange_count, replacement_rate
 from caveat.engine.training import Moments
 
-__all__ = ["PIECE", "Addition", "Replacement", "Scope"]
+__all__ = ["PIECE", "Addition", "Scope", "WeightExchange"]
 
 Addition = Literal["noisy", "mean", "batches"]  # gradient of one noisy batch, at the means, or averaged over batches
 Scope = Literal["layer", "global"]
@@ -45,7 +45,7 @@ class Sums(dict[str, Tensor]):
 
 
 @dataclass
-class Replacement:
+class WeightExchange:
     """Changes the weights of a substitute, and with them flat tensors beside it."""
 
     substitute: Substitute
@@ -103,7 +103,7 @@ class Replacement:
             parts[name][parts[name].argmax()] = torch.inf
         if self.scope == "layer":
             for name in sparse:
-                count = replaced(layout.counts[name], layout.geometries[name].size, rate)
+                count = exchange_count(layout.counts[name], layout.geometries[name].size, rate)
                 marks[name][parts[name].topk(count, largest=False).indices] = True
             return removed
         everyone = torch.cat([parts[name] for name in sparse])
@@ -183,7 +183,7 @@ class Replacement:
         with torch.no_grad():
             for tensor in (mean, *(m for t in (mean, *tensors.values()) for m in moments(t))):
                 tensor.copy_(tensor[source].masked_fill_(fresh, 0.0))
-            new_layout = Layout(layout.geometries, counts, indices)
+            new_layout = WeightLayout(layout.geometries, counts, indices)
             for name, tensor in tensors.items():
                 fill = fills[name]
                 per_weight = (
@@ -228,7 +228,7 @@ def _largest(sizes: Iterable[Tensor], kept: Iterable[Tensor], count: int) -> tup
     return values[0], places[0]
 
 
-def _rebuilt(layout: Layout, removed: Tensor, added: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, int]]:
+def _rebuilt(layout: WeightLayout, removed: Tensor, added: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Where each new place's weight was before (-1: nowhere), the new indices of sparse layers, and the new counts."""
     origins, indices, counts, before = [], [], {}, 0
     gone = dict(layout.split(removed))

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 import caveat
 from caveat import SSVI, Training
 from caveat.engine.channels.channel_exchange import ChannelExchange
-from caveat.engine.channels.choice import start_kept
-from caveat.engine.channels.narrow_networks import narrow_network, of_slices, stored_slices, widened
-from caveat.engine.channels.narrowing import Kept, narrow_params, slices
+from caveat.engine.channels.choice import random_channels
+from caveat.engine.channels.narrow_networks import narrow_network, sliced_network, stored_slices, widened
+from caveat.engine.channels.narrowing import KeptChannels, kept_entries, narrow_params
 from caveat.engine.channels.spaces import find_channels
 from caveat.engine.run import Run
 from caveat.engine.sparse import sparse_layers
 from caveat.engine.training import Moments, steps_per_epoch
-from caveat.engine.variational import LayerPredictor, Variational, begin, fresh_layout, own_network
+from caveat.engine.variational import LayerPredictor, LayerTraining, own_network, random_layout, substitute_and_means
 from caveat.network import Network
 
 
@@ -40,11 +40,11 @@ def exchange(**changed: object) -> tuple[ChannelExchange, Tensor, Tensor]:
     """With four and three channels of eight and six, and the flat means and log stds."""
     network = Network(module(), caveat.Categorical(), caveat.GaussianPrior(1.0))
     channels = find_channels(network.module, X)
-    kept = start_kept(channels, 0.3, torch.Generator().manual_seed(1))
+    kept = random_channels(channels, 0.3, torch.Generator().manual_seed(1))
     narrow = narrow_network(network, channels, kept)
     layers = sparse_layers(narrow)
-    layout = fresh_layout(layers, {name: g.size for name, g in layers.items()}, Run())
-    substitute, mean = begin(narrow, {"params": narrow_params(network.params(), channels, kept)}, layout)
+    layout = random_layout(layers, {name: g.size for name, g in layers.items()}, Run())
+    substitute, mean = substitute_and_means(narrow, {"params": narrow_params(network.params(), channels, kept)}, layout)
     log_std = torch.randn(mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     settings: dict[str, object] = {"interval": 2, "initial": 0.5, "stop": 0.75, "steps": 16, "seed": 0} | changed
     return (
@@ -63,14 +63,14 @@ def outputs(of: ChannelExchange, mean: Tensor) -> Tensor:
     return of.substitute.network.evaluation_pass(X)
 
 
-def wide_without(of: ChannelExchange, mean: Tensor, before: Kept, gone: Kept) -> Tensor:
+def wide_without(of: ChannelExchange, mean: Tensor, before: KeptChannels, gone: KeptChannels) -> Tensor:
     """The narrow network's function with the channels that went cut out of the wide network."""
     module_now = of.substitute.network.module
     rest = dict(module_now.named_parameters()) | dict(module_now.named_buffers())
     thin = {n: v.detach().clone() for n, v in rest.items()} | of.substitute.layout.whole(mean.clone())
     wide = widened(thin, of.network, stored_slices(of.channels, before))
     stay = {s: own[~torch.isin(own, gone[s])] for s, own in before.items()}
-    cut = slices(of.channels, stay)
+    cut = kept_entries(of.channels, stay)
     for name, index in cut.items():
         mask = torch.zeros_like(wide[name], dtype=torch.bool)
         grid = torch.meshgrid(
@@ -102,7 +102,7 @@ def test_added_channels_do_nothing_until_they_are_trained() -> None:
 def test_what_stays_keeps_its_values_and_moments() -> None:
     of, mean, log_std = exchange()
     of.substitute.network.module.requires_grad_(True)
-    old = slices(of.channels, of.kept)
+    old = kept_entries(of.channels, of.kept)
     layout = of.substitute.layout
     was, spread = layout.whole(mean.clone()), layout.whole(log_std.clone())
     momentum: dict[int, Tensor] = {}
@@ -113,7 +113,7 @@ def test_what_stays_keeps_its_values_and_moments() -> None:
     kept_moments = layout.whole(moments(mean)[0].clone())
     looked(of, mean)
     of.finish(mean, {"log_std": (log_std, torch.tensor([7.0, 8.0, 9.0]).double())}, moments)
-    new = slices(of.channels, of.kept)
+    new = kept_entries(of.channels, of.kept)
     now, spread_now, moments_now = layout.whole(mean), layout.whole(log_std), layout.whole(moments(mean)[0])
     seen = 0
     for place, name in enumerate(was):
@@ -141,7 +141,7 @@ def test_norms_and_biases_keep_theirs_too() -> None:
     points = dict(of.substitute.network.module.named_parameters())
     buffers = dict(of.substitute.network.module.named_buffers())
     momentum = {id(t): torch.randn_like(t) for name, t in points.items() if name != "0.bias"}  # it has had no gradient
-    old = slices(of.channels, of.kept)
+    old = kept_entries(of.channels, of.kept)
     tensors = {name: t for name, t in (points | buffers).items() if name in old}
     with torch.no_grad():
         for tensor in tensors.values():
@@ -156,7 +156,7 @@ def test_norms_and_biases_keep_theirs_too() -> None:
             was[name] += 1  # as a step between the two would
             tensor.add_(1)
     of.finish(mean, {}, lambda tensor: [momentum[id(tensor)]] if id(tensor) in momentum else [])
-    new = slices(of.channels, of.kept)
+    new = kept_entries(of.channels, of.kept)
     assert set(tensors) == {"0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
     for name, tensor in tensors.items():
         before, now = old[name][0], new[name][0]
@@ -178,10 +178,10 @@ def _before(place: int, axis: int, old: tuple[Tensor | None, ...], new: tuple[Te
 
 
 def test_the_channels_of_largest_gain_come_and_those_of_lowest_score_go() -> None:
-    from caveat.engine.channels.choice import candidates, channel_scores, growth_scores
+    from caveat.engine.channels.choice import candidate_values, channel_scores, growth_scores
 
     of, mean, _ = exchange()
-    wide = candidates(of._thin(mean), of.channels, of.kept, of._fresh(1))
+    wide = candidate_values(of._thin(mean), of.channels, of.kept, of._fresh(1))
     loss = lambda params: nn.functional.cross_entropy(of.network(params, X, train=True), Y)  # noqa: E731
     gains = growth_scores(of.channels, wide, loss)
     keep = channel_scores(of.channels, of.kept, of.substitute.layout.whole(mean.abs()))
@@ -204,7 +204,7 @@ def test_times_of_exchanges() -> None:
 def test_slices_make_the_network_again() -> None:
     of, _, _ = exchange()
     stored = stored_slices(of.channels, of.kept)
-    again = of_slices(of.network, stored)
+    again = sliced_network(of.network, stored)
     first = narrow_network(of.network, of.channels, of.kept)
     assert repr(again.module) == repr(first.module)
     torch.testing.assert_close(again(again.params(), X), first(first.params(), X))
@@ -230,7 +230,7 @@ def test_draws_of_the_wide_network_are_outputs_of_the_narrow_one(fitted: caveat.
     torch.testing.assert_close(network(params, X), narrow(thin, X))
 
 
-def _kept(state: caveat.State) -> Kept:
+def _kept(state: caveat.State) -> KeptChannels:
     return {0: state["slices"]["0.weight/0"].long(), 1: state["slices"]["3.weight/0"].long()}
 
 
@@ -246,15 +246,15 @@ def test_counts_and_costs_are_those_of_the_narrow_network(fitted: caveat.Posteri
 
 
 def test_as_many_weights_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, after_step = [], Variational._after_step
+    counts, after_step = [], LayerTraining._after_step
 
-    def spied(self: Variational, moments: Moments) -> None:
+    def spied(self: LayerTraining, moments: Moments) -> None:
         after_step(self, moments)
         assert self.exchange is not None
         kept = tuple(len(own) for own in self.exchange.kept.values())
         counts.append((kept, len(self.mean), sum(p.numel() for p in self.substitute.network.module.parameters())))
 
-    monkeypatch.setattr(Variational, "_after_step", spied)
+    monkeypatch.setattr(LayerTraining, "_after_step", spied)
     task = caveat.Task(module(), (X, Y), caveat.Categorical(), caveat.GaussianPrior(1.0))
     method = SSVI(structure="channel", density=0.3, interval=2, training=Training(epochs=8, batch_size=6))
     found = caveat.fit(task, method, progress=False).info.diagnostics

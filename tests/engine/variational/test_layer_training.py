@@ -18,11 +18,11 @@ from caveat import GaussianPrior, Training, native
 from caveat.engine import run as run_module
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
-from caveat.engine.sparse import Layout, Scheme, sparse_layers
+from caveat.engine.sparse import Scheme, WeightLayout, sparse_layers
 from caveat.engine.training import BatchPart, Moments
-from caveat.engine.variational.layer_posterior import account_of
-from caveat.engine.variational.layer_training import Variational, gaussian_kl, noise_of_batch, precisions, warm_up
-from caveat.engine.variational.weight_exchange import Replacement
+from caveat.engine.variational.layer_posterior import training_account
+from caveat.engine.variational.layer_training import LayerTraining, gaussian_kl, noise_of_batch, precisions, warm_up
+from caveat.engine.variational.weight_exchange import WeightExchange
 
 
 def rows(n: int = 48) -> tuple[Tensor, Tensor]:
@@ -53,15 +53,15 @@ def ssvi(**knobs: Any) -> caveat.SSVI:
     return caveat.SSVI(**{"density": 0.3, "interval": 3, "training": short()} | knobs)
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[Variational], None]) -> None:
+def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[LayerTraining], None]) -> None:
     """Call a function after every step of training."""
-    after_step = Variational._after_step
+    after_step = LayerTraining._after_step
 
-    def spied(self: Variational, moments: Moments) -> None:
+    def spied(self: LayerTraining, moments: Moments) -> None:
         after_step(self, moments)
         look(self)
 
-    monkeypatch.setattr(Variational, "_after_step", spied)
+    monkeypatch.setattr(LayerTraining, "_after_step", spied)
 
 
 @pytest.mark.parametrize("precision", [torch.tensor(3.0), torch.rand(7) + 0.1], ids=["one", "each"])
@@ -80,7 +80,7 @@ def test_precisions_follow_the_places() -> None:
     whole = task(prior).network
     layers = sparse_layers(whole)
     indices = torch.tensor([3, 5, 0, 215, 9, 100, 239], dtype=torch.int32)
-    layout = Layout(layers, {"0": 2, "3": 2, "6": 3, "8": 20}, indices)
+    layout = WeightLayout(layers, {"0": 2, "3": 2, "6": 3, "8": 20}, indices)
     found = precisions(whole, layout)
     assert torch.equal(found, torch.cat([torch.full((4,), 2.0), each.flatten()[[9, 100, 239]], torch.full((20,), 7.0)]))
     assert precisions(task(GaussianPrior(2.0)).network, layout).ndim == 0
@@ -91,9 +91,11 @@ def test_precisions_follow_the_places() -> None:
 def test_the_loss_is_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """At almost no spread: the likelihood at the means plus beta_t KL / N, with biases under weight decay."""
     seen: list[tuple[float, float]] = []
-    loss = Variational._loss
+    loss = LayerTraining._loss
 
-    def spied(self: Variational, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def spied(
+        self: LayerTraining, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         value, outputs = loss(self, x, y, part, rng)
         assert self.log_std is not None
         assert self.precision is not None
@@ -102,7 +104,7 @@ def test_the_loss_is_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((self.step / self.steps, float((value - likelihood).detach() / kl.detach())))
         return value, outputs
 
-    monkeypatch.setattr(Variational, "_loss", spied)
+    monkeypatch.setattr(LayerTraining, "_loss", spied)
     fitted = caveat.fit(task(GaussianPrior(3.0)), ssvi(kl_weight=0.4, kl_warmup=0.25), progress=False)
     assert len(seen) == 32
     for progress, weight in seen:
@@ -118,13 +120,13 @@ def test_density_is_exact_at_every_step(
     scope: str, allocation: str, dense: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = kind(density=0.3, interval=3, scope=scope, allocation=allocation, dense=dense, training=short())
-    wanted = made.counts(sparse_layers(task().network))
+    wanted = made.active_counts(sparse_layers(task().network))
     kept = ("0",) if dense == "first" else dense
     sparse = sum(size for name, size in SIZES.items() if name not in kept)
     assert abs(sum(n for name, n in wanted.items() if name not in kept) - 0.3 * sparse) <= 2
     steps, places = 0, set()
 
-    def look(trainer: Variational) -> None:
+    def look(trainer: LayerTraining) -> None:
         nonlocal steps
         steps += 1
         layout = trainer.substitute.layout
@@ -163,10 +165,10 @@ def test_an_exchange_keeps_values_and_moments(
     optimizer: str, new_std: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the real optimisers: weights that stay keep their moments, the others begin with none."""
-    after_step = Variational._after_step
+    after_step = LayerTraining._after_step
     exchanged = 0
 
-    def by_place(trainer: Variational, flat: Tensor) -> dict[tuple[str, int], float]:
+    def by_place(trainer: LayerTraining, flat: Tensor) -> dict[tuple[str, int], float]:
         layout = trainer.substitute.layout
         found = {}
         for name, part in layout.split(flat.detach()):
@@ -175,7 +177,7 @@ def test_an_exchange_keeps_values_and_moments(
             found |= {(name, k): v for k, v in zip(keys, part.tolist(), strict=True)}
         return found
 
-    def spied(self: Variational, moments: Moments) -> None:
+    def spied(self: LayerTraining, moments: Moments) -> None:
         nonlocal exchanged
         assert self.log_std is not None
         tensors = [self.mean, self.log_std, *moments(self.mean), *moments(self.log_std)]
@@ -196,7 +198,7 @@ def test_an_exchange_keeps_values_and_moments(
                 expected = torch.tensor(new_std or stds[k[0]]).log() if i == 1 else 0.0
                 assert now[k] == pytest.approx(float(expected), rel=1e-5)
 
-    monkeypatch.setattr(Variational, "_after_step", spied)
+    monkeypatch.setattr(LayerTraining, "_after_step", spied)
     made = ssvi(new_std=new_std, training=short(optimizer=optimizer), scope="global")
     posterior = caveat.fit(task(), made, progress=False)
     assert exchanged == posterior.info.diagnostics["exchanged"] > 100
@@ -277,18 +279,20 @@ def test_operations_are_those_of_every_steps_places(kind: str, scope: str, monke
     made = replace(COUNTED[kind], scope=scope)
     own = caveat.Task(network(), rows(47), caveat.Categorical())  # in batches of 12, 12, 12 and 11 rows
     scheme = Scheme(gaussian=kind != "points", interval=made.interval // (2 if kind == "batches" else 1))
-    total, counts, loss = 0.0, set(), Variational._loss
+    total, counts, loss = 0.0, set(), LayerTraining._loss
 
-    def spied(self: Variational, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def spied(
+        self: LayerTraining, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         nonlocal total
         found = loss(self, x, y, part, rng)
         counts.add(tuple(self.substitute.layout.counts.values()))
-        cost = account_of(own, self.substitute.layout, self.run, scheme).total
+        cost = training_account(own, self.substitute.layout, self.run, scheme).total
         extra = 3 * cost.inference_flops / made.interval if kind == "mean" else 0.0
         total += len(y) * (cost.training_flops + extra)
         return found
 
-    monkeypatch.setattr(Variational, "_loss", spied)
+    monkeypatch.setattr(LayerTraining, "_loss", spied)
     posterior = caveat.fit(own, made, progress=False)
     assert posterior.info.flops == pytest.approx(total, rel=1e-12)
     assert len(counts) == 1 if scope == "layer" else len(counts) > 4
@@ -301,9 +305,9 @@ def test_as_many_batches_are_averaged_as_are_asked_for(
     """However many steps an epoch has: none, some or all of the batches may be of an earlier one."""
     sizes: list[Tensor] = []
     averaged: list[int] = []
-    collector = Replacement._collector
+    collector = WeightExchange._collector
 
-    def spied(self: Replacement, name: str, last: bool) -> Callable[[Tensor], None]:
+    def spied(self: WeightExchange, name: str, last: bool) -> Callable[[Tensor], None]:
         own = collector(self, name, last)
 
         def collect(gradient: Tensor) -> None:
@@ -321,7 +325,7 @@ def test_as_many_batches_are_averaged_as_are_asked_for(
 
         return collect
 
-    monkeypatch.setattr(Replacement, "_collector", spied)
+    monkeypatch.setattr(WeightExchange, "_collector", spied)
     training = short(epochs=epochs, batch_size=batch_size)
     caveat.fit(task(), ssvi(interval=interval, addition="batches", training=training), progress=False)
     assert averaged
@@ -369,14 +373,14 @@ def test_early_stopping_puts_the_best_epochs_places_back(scope: str, monkeypatch
     made = ssvi(scope=scope, interval=2, stop=1.0, training=training)
     noisy = caveat.Task(network(), (x, noise), caveat.Categorical(), validation=0.25)
     epochs: list[tuple[Tensor, Tensor, dict[str, int]]] = []
-    validate = Variational._validate
+    validate = LayerTraining._validate
 
-    def spied(self: Variational) -> float:
+    def spied(self: LayerTraining) -> float:
         layout = self.substitute.layout
         epochs.append((self.mean.detach().clone(), layout.indices.clone(), dict(layout.counts)))
         return validate(self)
 
-    monkeypatch.setattr(Variational, "_validate", spied)
+    monkeypatch.setattr(LayerTraining, "_validate", spied)
     posterior = caveat.fit(noisy, made, progress=False)
     history = [record["validation"] for record in posterior.info.diagnostics["history"]]
     best = history.index(min(history))

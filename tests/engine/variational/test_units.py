@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 import caveat
 from caveat.engine.run import Run
-from caveat.engine.sparse import Layout, Substitute, sparse_layers
+from caveat.engine.sparse import Substitute, WeightLayout, sparse_layers
 from caveat.engine.variational.layer_posterior import LayerPredictor, layout_of, network_at
 from caveat.engine.variational.layer_training import Trained
 from caveat.engine.variational.noisy_training import scale_inputs
-from caveat.engine.variational.pruning import kept_groups, kept_weights, narrowed, smaller_layout
-from caveat.engine.variational.units import find_groups
+from caveat.engine.variational.pruning import narrowed, remaining_units, remaining_weights, smaller_layout
+from caveat.engine.variational.units import find_units
 from caveat.models import lenet_caffe, resnet18
 from caveat.network import Network
 
@@ -35,7 +35,7 @@ X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=to
 
 def test_the_units_of_lenet_are_channels_hidden_units_and_positions() -> None:
     own = network(lenet_caffe())
-    groups, why = find_groups(own, sparse_layers(own), torch.randn(2, 1, 28, 28))
+    groups, why = find_units(own, sparse_layers(own), torch.randn(2, 1, 28, 28))
     assert groups.names == {"0": 20, "3": 50, "7": 500, "inputs of 7": 800}
     assert why is None
     assert {name: tuple(of.shape) for name, of in groups.of.items()} == {"3": (20, 1), "7": (800, 2), "9": (500, 1)}
@@ -44,7 +44,7 @@ def test_the_units_of_lenet_are_channels_hidden_units_and_positions() -> None:
 
 def test_channels_that_are_added_to_each_other_are_one_unit() -> None:
     own = network(resnet18(3, 10))
-    groups, _ = find_groups(own, sparse_layers(own), torch.randn(2, 3, 32, 32))
+    groups, _ = find_units(own, sparse_layers(own), torch.randn(2, 3, 32, 32))
     assert groups.names["conv1" if "conv1" in groups.names else next(iter(groups.names))] == 64
     readers = [name for name, of in groups.of.items() if int(of.min()) == 0]
     assert len(readers) >= 3, "all that read the residual stream"
@@ -53,28 +53,28 @@ def test_channels_that_are_added_to_each_other_are_one_unit() -> None:
 
 def test_what_is_fixed_has_inputs_alone() -> None:
     own = network(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), parameters="2.*")
-    groups, why = find_groups(own, sparse_layers(own), torch.randn(2, 4))
+    groups, why = find_units(own, sparse_layers(own), torch.randn(2, 4))
     assert groups.names == {"inputs of 2": 6}
     assert why is not None
     assert "fixed" in why
     convolution = network(nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
     with pytest.raises(ValueError, match=r"no units that could be pruned.*VariationalDropout"):
-        find_groups(convolution, sparse_layers(convolution), torch.randn(2, 1, 5, 5))
+        find_units(convolution, sparse_layers(convolution), torch.randn(2, 1, 5, 5))
 
 
-def everything(own: Network) -> Layout:
+def everything(own: Network) -> WeightLayout:
     layers = sparse_layers(own)
-    return Layout(layers, {n: g.size for n, g in layers.items()}, torch.zeros(0, dtype=torch.int32))
+    return WeightLayout(layers, {n: g.size for n, g in layers.items()}, torch.zeros(0, dtype=torch.int32))
 
 
 def multiplied(keep_share: float, gaussian: bool) -> tuple[Tensor, Tensor, Tensor, Any, Run]:
     """Outputs of the wide network with zeros for units that go, of the narrow module and of the narrow draw."""
     own, run = network(small()), Run()
     layout = everything(own)
-    groups, _ = find_groups(own, layout.geometries, X)
+    groups, _ = find_units(own, layout.geometries, X)
     rng = torch.Generator().manual_seed(3)
     scores = torch.rand(groups.size, generator=rng, dtype=torch.float64)
-    chosen = kept_groups(groups, scores, 1 - keep_share, run)
+    chosen = remaining_units(groups, scores, 1 - keep_share, run)
     params = own.params()
     mean = layout.gathered({name: params[f"{name}.weight"] for name in layout.counts})
     noise = {"mean": 0.5 + torch.rand(groups.size, generator=rng, dtype=torch.float64)}
@@ -134,11 +134,11 @@ def test_a_threshold_that_would_empty_a_layer_leaves_the_best_and_says_so() -> N
 
 def test_a_channel_that_lost_every_position_goes() -> None:
     own, run = network(small()), Run()
-    groups, _ = find_groups(own, everything(own).geometries, X)
+    groups, _ = find_units(own, everything(own).geometries, X)
     scores = torch.ones(groups.size)
     first = groups.inputs["7"]
     scores[first + 8 : first + 12] = 0  # the four positions of the third channel of the second convolution
-    chosen = kept_groups(groups, scores, 0.5, run)
+    chosen = remaining_units(groups, scores, 0.5, run)
     assert chosen.kept[1].tolist() == [0, 1, 3, 4, 5, 6, 7]
     assert len(chosen.kept[0]) == 6
     assert not run.warnings
@@ -149,7 +149,7 @@ def test_weights_that_stay() -> None:
     layout = everything(own)
     scores = torch.rand(layout.size, generator=torch.Generator().manual_seed(0))
     dict(layout.split(scores))["9"] *= 0.1
-    keep = kept_weights(layout, scores, 0.5, run)
+    keep = remaining_weights(layout, scores, 0.5, run)
     assert int(dict(layout.split(keep))["9"].sum()) == 1
     assert any("emptied 9: the best weight was kept" in w for w in run.warnings)
     few = smaller_layout(layout, keep)
@@ -162,7 +162,7 @@ def test_weights_that_stay() -> None:
 def test_numbers_multiply_the_rows_that_are_read() -> None:
     own = network(small())
     layout = everything(own)
-    groups, _ = find_groups(own, layout.geometries, X)
+    groups, _ = find_units(own, layout.geometries, X)
     substitute = Substitute(own, layout, own.params())
     multiply = scale_inputs(substitute, groups)
     substitute.use(layout.gathered({name: own.params()[f"{name}.weight"] for name in layout.counts}))

@@ -13,8 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import caveat
 from caveat import Network
-from caveat.engine.sparse import Layout, Scheme, Substitute, account, replaced, replacement_rate, sparse_layers
-from caveat.engine.variational.weight_exchange import Replacement, Scope
+from caveat.engine.sparse import (
+    Scheme,
+    Substitute,
+    WeightLayout,
+    exchange_count,
+    network_account,
+    replacement_rate,
+    sparse_layers,
+)
+from caveat.engine.variational.weight_exchange import Scope, WeightExchange
 
 SHAPES = {"0": (4, 2, 3, 3), "3": (6, 36), "5": (3, 6)}
 COUNTS = {"0": 20, "3": 40, "5": 18}  # the last is dense
@@ -38,12 +46,12 @@ class Problem:
         places = [
             torch.randperm(math.prod(SHAPES[name]), generator=rng)[: COUNTS[name]].sort().values for name in ("0", "3")
         ]
-        layout = Layout(sparse_layers(network), dict(COUNTS), torch.cat(places).int())
+        layout = WeightLayout(sparse_layers(network), dict(COUNTS), torch.cat(places).int())
         self.substitute = Substitute(network, layout, {})
         self.mean = torch.randn(layout.size, generator=rng, dtype=torch.float64).requires_grad_()
         self.log_std = torch.randn(layout.size, generator=rng, dtype=torch.float64).requires_grad_()
         self.scores = torch.rand(layout.size, generator=rng, dtype=torch.float64)
-        self.replacement = Replacement(
+        self.replacement = WeightExchange(
             self.substitute, lambda: self.scores, interval, 0.5, 0.75, steps, scope, batches
         )  # fmt: skip
         self.kept_moments = {id(t): [torch.rand_like(t), torch.rand_like(t)] for t in (self.mean, self.log_std)}
@@ -94,7 +102,7 @@ class Problem:
         if self.replacement.scope == "global":
             goes = [w for w in weights if w not in best.values()][: round(rate * len(weights))]
         else:
-            shares = {n: replaced(len(at[n]), sizes[n].numel(), rate) for n in at}
+            shares = {n: exchange_count(len(at[n]), sizes[n].numel(), rate) for n in at}
             goes = [w for n in at for w in [w for w in weights if w[1] == n][: shares[n]]]
         kept = {name: set(at[name]) - {place for _, n, place in goes if n == name} for name in at}
         comes = sorted(
@@ -175,11 +183,11 @@ def test_an_exchange_holds_one_whole_gradient_and_no_more(
     network = Network(nn.Sequential(nn.Linear(600, 700), nn.ReLU(), nn.Linear(700, 600)), caveat.Categorical())
     layers, count = sparse_layers(network), 21_000
     places = [torch.randperm(geometry.size)[:count].sort().values for geometry in layers.values()]
-    layout = Layout(layers, dict.fromkeys(layers, count), torch.cat(places).int())
+    layout = WeightLayout(layers, dict.fromkeys(layers, count), torch.cat(places).int())
     substitute = Substitute(network, layout, {})
     mean = (0.01 * torch.randn(2 * count)).requires_grad_()
-    replacement = Replacement(substitute, lambda: mean.detach().abs(), 3, 0.3, 1.0, 300, scope, batches)
-    whole = account(network, torch.zeros(2, 600), Scheme(interval=3), layout.counts).update_bytes
+    replacement = WeightExchange(substitute, lambda: mean.detach().abs(), 3, 0.3, 1.0, 300, scope, batches)
+    whole = network_account(network, torch.zeros(2, 600), Scheme(interval=3), layout.counts).update_bytes
     assert whole == 4 * 600 * 700
     given = torch.randn(700, 600)
     gradient = given.clone()
@@ -278,7 +286,7 @@ def test_weights_that_stay_keep_what_they_have_and_others_begin_anew(fill: str, 
     problem = Problem(scope)
     layout = problem.substitute.layout
 
-    def by_place(flat: Tensor, layout: Layout) -> dict[tuple[str, int], float]:
+    def by_place(flat: Tensor, layout: WeightLayout) -> dict[tuple[str, int], float]:
         found = {}
         for name, part in layout.split(flat.detach()):
             own = layout.indices_of()[name]
@@ -365,9 +373,9 @@ def searched(scope: Scope, batches: int, passes: int) -> tuple[Substitute, Calla
     counts = {"a": 8, "unused": 8, "twice": 12, "out": 6}
     layers = sparse_layers(network)
     places = [torch.randperm(layers[n].size)[:c].sort().values for n, c in counts.items()]
-    substitute = Substitute(network, Layout(layers, counts, torch.cat(places).int()), {})
+    substitute = Substitute(network, WeightLayout(layers, counts, torch.cat(places).int()), {})
     mean = torch.randn(34, dtype=torch.float64).requires_grad_()
-    replacement = Replacement(substitute, lambda: mean.detach().abs(), passes, 0.6, 1.0, 100, scope, batches)
+    replacement = WeightExchange(substitute, lambda: mean.detach().abs(), passes, 0.6, 1.0, 100, scope, batches)
     sums: dict[str, Tensor] = {}
     whole = substitute.layout.whole(mean.detach())
     for step in range(passes):
