@@ -29,7 +29,7 @@ from caveat.engine.sparse import (
     sparse_layers,
     weight_name,
 )
-from caveat.engine.sparse_chains import DrawsPredictor, SpikeSlab
+from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab
 from caveat.engine.training import BatchPart
 from caveat.engine.variational import smaller_layout, training_account
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
@@ -88,12 +88,10 @@ class AEB(Method):
         layers, left = self.pruned(network)
         target = _Pruned(self, task, network, start, run, layers, left)
         chain = Chain(task, run, self, target)
-        state = chain.run_all()
-        layout = target.substitute.layout
-        values = {name: layout.counts.get(name, 0) for name in plain_layers(network)}
-        state["active"] |= {"indices": layout.indices, "counts": torch.tensor([*values.values()])}
-        state["hyper"] = target.noise.fixed
-        return state, self._info(task, target, chain, run)
+        drawn, layout = chain.run_all(), target.substitute.layout
+        counts = torch.tensor([layout.counts.get(name, 0) for name in plain_layers(network)])
+        state = DrawsState.of_chain(drawn, layout.indices, counts, target.noise.fixed)
+        return state.tensors(), self._info(task, target, chain, run)
 
     def _info(self, task: Task, target: "_Pruned", chain: Chain, run: Run) -> Info:
         latent, layout = target.latent, target.substitute.layout
@@ -117,7 +115,7 @@ class AEB(Method):
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """Each draw through its own network."""
-        return DrawsPredictor(state, network)
+        return DrawsPredictor(DrawsState.of(state), network)
 
 
 class _Pruned:
@@ -183,10 +181,7 @@ class _Pruned:
 
     def after_epoch(self, chain: Chain) -> None:
         """At the end of the burn-in, go on with the largest weights alone."""
-        buffers = [b for b in self.substitute.network.module.buffers() if b.is_floating_point()]
-        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        self.run.ranks.average(self.substitute.network.module.buffers())
         if chain.epoch >= self.method.burn_in and self.places is None:
             parts, before = [], 0
             for name, part in self.substitute.layout.split(self.values.detach()):

@@ -9,10 +9,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Allocation, LayerGeometry, Scheme, active_counts, dense_layers, sparse_layers
-from caveat.engine.training import Training
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Allocation,
+    LayerGeometry,
+    Schedule,
+    Scheme,
+    active_counts,
+    dense_layers,
+    sparse_layers,
+)
+from caveat.engine.training import Training, total_steps
 from caveat.engine.variational import (
     LayerPredictor,
+    LayerState,
     LayerTraining,
     Scope,
     WeightExchange,
@@ -58,35 +68,29 @@ class RigL(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights."""
-        network = task.network.to(run.device)
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
         substitute, values = substitute_and_means(
-            network, start, random_layout(layers, self.active_counts(layers), run)
+            network, params, random_layout(layers, self.active_counts(layers), run)
+        )
+        del params  # whole weights, of which few are trained
+        schedule = Schedule(self.interval, self.replacement, self.stop, total_steps(task, self.training))
+        weights = ActiveWeights(values)
+        exchange = WeightExchange(
+            substitute, weights, lambda: values.detach().abs(), schedule, scope=self.scope, ranks=run.ranks
         )
         scheme = Scheme(gaussian=False, interval=self.interval, optimizer=self.training.optimizer)
-        made = training_account(task, substitute.layout, run, scheme)
-        trainer = LayerTraining(task, substitute, values, None, start["hyper"], self.training, run)
-        trainer.replacement = WeightExchange(
-            substitute,
-            lambda: values.detach().abs(),
-            self.interval,
-            self.replacement,
-            self.stop,
-            trainer.steps,
-            self.scope,
-            ranks=run.ranks,
-        )
-        trained = trainer.train(made.total.training_flops)
-        found: dict[str, Any] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
+        account = training_account(task, substitute.layout, run, scheme)
+        trainer = LayerTraining(task, substitute, weights, start["hyper"], self.training, run, exchange=exchange)
+        trained = trainer.train(account.total.training_flops)
+        found: dict[str, Any] = {"exchanges": exchange.updates, "exchanged": exchange.replaced}
         found |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
-        made = training_account(
-            task, trained.layout, run, scheme
-        )  # over all layers, weights may have moved between them
-        return trained.state(network), layer_info(task, trained, run, made, "point", found)
+        account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", found)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """Passes through sparse layers."""
-        return LayerPredictor(state, network)
+        return LayerPredictor(LayerState.of(state), network)
 
 
 RigL.quick = RigL(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))

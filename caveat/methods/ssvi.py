@@ -25,18 +25,21 @@ from caveat.engine.channels import (
     KeptChannels,
     channel_density,
     find_channels,
+    is_restorable,
     narrow_network,
     narrow_params,
     random_channels,
-    sliced_network,
     stored_slices,
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
+    ActiveWeights,
     Allocation,
     Criterion,
+    Exchange,
     LayerGeometry,
+    Schedule,
     Scheme,
     Substitute,
     active_counts,
@@ -45,11 +48,12 @@ from caveat.engine.sparse import (
     sparse_layers,
     weight_name,
 )
-from caveat.engine.training import Training
+from caveat.engine.training import Training, total_steps
 from caveat.engine.variational import (
     Addition,
     LayerPrediction,
     LayerPredictor,
+    LayerState,
     LayerTraining,
     Scope,
     Trained,
@@ -64,7 +68,7 @@ from caveat.engine.variational import (
 )
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 from caveat.storage import State
 from caveat.task import Task
 
@@ -124,76 +128,77 @@ class SSVI(Method):
         )
 
     def _fit_weights(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        network = task.network.to(run.device)
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
-        substitute, mean = substitute_and_means(network, start, random_layout(layers, self.active_counts(layers), run))
-        looks = self.addition_batches if self.addition == "batches" else 1  # at whole gradients, an exchange
-        scheme = self._scheme(max(1, self.interval // looks))
-        made = training_account(task, substitute.layout, run, scheme)
-        trainer = self._trainer(task, substitute, mean, start, run)
-        replacement = trainer.replacement = WeightExchange(
+        layout = random_layout(layers, self.active_counts(layers), run)
+        substitute, mean = substitute_and_means(network, params, layout)
+        del params  # whole weights, of which few are trained
+        weights = self._weights(mean)
+        exchange = WeightExchange(
             substitute,
-            partial(self._keep_scores, trainer),
-            self.interval,
-            self.replacement,
-            self.stop,
-            trainer.steps,
-            self.scope,
-            looks,
-            run.ranks,
+            weights,
+            partial(self._keep_scores, weights),
+            self._schedule(task),
+            scope=self.scope,
+            addition=self.addition,
+            batches=self.addition_batches,
+            new_std=self.new_std,
+            ranks=run.ranks,
         )
-        extra = 3 * made.total.inference_flops / self.interval if self.addition == "mean" else 0.0  # a pass of its own
-        trained = trainer.train(made.total.training_flops + extra)
-        found = self._found(trained, run) | {"exchanges": replacement.updates, "exchanged": replacement.replaced}
+        scheme = self._scheme(exchange.between_looks)
+        account = training_account(task, substitute.layout, run, scheme)
+        # Gradients at the means take a pass of their own.
+        extra = 3 * account.total.inference_flops / self.interval if self.addition == "mean" else 0.0
+        trainer = self._trainer(task, substitute, weights, exchange, start, run)
+        trained = trainer.train(account.total.training_flops + extra)
+        found = self._diagnostics(trained, run) | {"exchanges": exchange.updates, "exchanged": exchange.replaced}
         found["ran_sparse"] = trainer.ran_sparse
-        made = training_account(
-            task, trained.layout, run, scheme
-        )  # over all layers, weights may have moved between them
-        return trained.state(network), layer_info(task, trained, run, made, "Gaussian", found)
+        account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", found)
 
     def _fit_channels(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        network = task.network.to(run.device)
-        example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-        channels = find_channels(network.module, example)
+        network, params = task.network.to(run.device), start.pop("params")
+        channels = find_channels(network.module, task.example(run.device))
         _check_channels(network, channels)
         sizes = {name: geometry.size for name, geometry in sparse_layers(network).items()}
         kept = self._first_channels(channels, sizes, run)
-        narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
-        if repr(narrow.module) != repr(sliced_network(network, stored_slices(channels, kept)).module):
+        if not is_restorable(network, channels, kept):
             raise ValueError(
                 "structure='channel' cannot narrow a normalisation without parameters or statistics of its own "
                 "(GroupNorm or InstanceNorm with affine=False): give it affine=True, or use structure='unstructured'"
             )
+        narrow = narrow_network(network.with_fixed(params), channels, kept)
         layers = sparse_layers(narrow)
-        thin = narrow_params(start["params"], channels, kept)
+        narrow_values = narrow_params(params, channels, kept)
         for name in channels.weights:  # fewer inputs are added up
-            thin[name] = thin[name] * (start["params"][name][0].numel() / thin[name][0].numel()) ** 0.5
+            fewer = params[name][0].numel() / narrow_values[name][0].numel()
+            narrow_values[name] = narrow_values[name] * fewer**0.5
+        del params  # whole weights
         layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = substitute_and_means(narrow, {"params": thin}, layout)
-        start["params"].clear()  # whole weights
-        made = channel_account(task, narrow, run, self._scheme(None), self.interval)
-        trainer = self._trainer(task, substitute, mean, start, run)
+        substitute, mean = substitute_and_means(narrow, narrow_values, layout)
+        del narrow_values
+        weights = self._weights(mean)
         exchange = ChannelExchange(
             network,
             substitute,
+            weights,
             channels,
             kept,
-            partial(self._keep_scores, trainer),
-            self.interval,
-            self.replacement,
-            self.stop,
-            trainer.steps,
-            run.seed,
-            run.ranks,
+            partial(self._keep_scores, weights),
+            self._schedule(task),
+            new_std=self.new_std,
+            seed=run.seed,
+            ranks=run.ranks,
         )
-        trainer.use_channels(exchange)
-        trained = trainer.train(made.total.training_flops)
-        found = self._found(trained, run) | {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
+        account = channel_account(task, narrow, run, self._scheme(None), self.interval)
+        trained = self._trainer(task, substitute, weights, exchange, start, run).train(account.total.training_flops)
+        found = self._diagnostics(trained, run)
+        found |= {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
         found["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
         found["whole"] = channels.whole
         found["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
-        state = trained.state(narrow) | {"slices": stored_slices(channels, exchange.kept)}
-        return state, layer_info(task, trained, run, made, "Gaussian", found)
+        state = trained.state(narrow, stored_slices(channels, exchange.kept))
+        return state.tensors(), layer_info(task, trained, run, account, "Gaussian", found)
 
     def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> KeptChannels:
         """Drawn at random; on a GPU multiples of sixteen, where that is near the density.
@@ -223,33 +228,39 @@ class SSVI(Method):
     def _scheme(self, interval: int | None) -> Scheme:
         return Scheme(interval=interval, optimizer=self.training.optimizer)
 
-    def _trainer(self, task: Task, substitute: Substitute, mean: Tensor, start: State, run: Run) -> LayerTraining:
-        trainer = LayerTraining(
+    def _schedule(self, task: Task) -> Schedule:
+        return Schedule(self.interval, self.replacement, self.stop, total_steps(task, self.training))
+
+    def _weights(self, mean: Tensor) -> ActiveWeights:
+        return ActiveWeights(mean, torch.full_like(mean, math.log(self.initial_std)))
+
+    def _keep_scores(self, weights: ActiveWeights) -> Tensor:
+        assert weights.log_std is not None
+        return keep_scores(self.criterion, weights.mean.detach(), weights.log_std.detach().exp())
+
+    def _trainer(
+        self, task: Task, substitute: Substitute, weights: ActiveWeights, exchange: Exchange, start: State, run: Run
+    ) -> LayerTraining:
+        return LayerTraining(
             task,
             substitute,
-            mean,
-            torch.full_like(mean, math.log(self.initial_std)),
+            weights,
             start["hyper"],
             self.training,
             run,
+            exchange=exchange,
             std_learning_rate=self.std_learning_rate,
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
-        trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
-        return trainer
 
-    def _keep_scores(self, trainer: LayerTraining) -> Tensor:
-        assert trainer.log_std is not None
-        return keep_scores(self.criterion, trainer.mean.detach(), trainer.log_std.detach().exp())
-
-    def _found(self, trained: Trained, run: Run) -> dict[str, Any]:
+    def _diagnostics(self, trained: Trained, run: Run) -> dict[str, Any]:
         assert trained.log_std is not None
-        found = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
-        return found | {"exchanging": self.replacement > 0}
+        moved = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
+        return moved | {"exchanging": self.replacement > 0}
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """Passes through sparse layers."""
-        return LayerPredictor(state, network, local=self.prediction == "local")
+        return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
 def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:
@@ -274,8 +285,8 @@ def _check_channels(network: Network, channels: Channels) -> None:
             f"structure='channel' would take channels from {', '.join(fixed[:3])}, which are fixed (frozen, or left "
             "out by parameters=): select all parameters, or use structure='unstructured'"
         )
-    prior = network.prior
-    if isinstance(prior, GaussianPrior) and any(prior.of(n, own[n]).ndim for n in channels.extents if n in own):
+    precisions = gaussian_precisions(network.prior, {name: own[name] for name in channels.extents if name in own})
+    if precisions is not None and any(precision.ndim for precision in precisions.values()):
         raise ValueError(
             "structure='channel' needs a prior with one precision a layer, since a channel that comes takes the place "
             "of another: give GaussianPrior numbers, or use structure='unstructured'"

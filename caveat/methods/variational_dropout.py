@@ -21,6 +21,7 @@ from caveat.engine.training import Training
 from caveat.engine.variational import (
     LayerPrediction,
     LayerPredictor,
+    LayerState,
     NoisyModel,
     NoisyTraining,
     Trained,
@@ -67,12 +68,13 @@ class VariationalDropout(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all weights, then drop those that are noise."""
-        network = task.network.to(run.device)
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
         layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = substitute_and_means(network, start, layout)
+        substitute, mean = substitute_and_means(network, params, layout)
+        del params  # they are in the substitute and the means now
         log_std = torch.full_like(mean, math.log(self.initial_std))
-        noise = NoisyModel(
+        model = NoisyModel(
             weights={"active.mean": mean},
             scales={"active.log_std": log_std},
             ready=lambda draw: substitute.use(mean, (2 * log_std).exp()),
@@ -82,7 +84,7 @@ class VariationalDropout(Method):
         trainer = NoisyTraining(
             task,
             substitute,
-            noise,
+            model,
             start["hyper"],
             self.training,
             run,
@@ -93,17 +95,17 @@ class VariationalDropout(Method):
         before = training_account(task, layout, run, scheme)
         history = trainer.train(before.total.training_flops)
         mean, log_std = mean.detach(), log_std.detach()
-        keep = remaining_weights(layout, -log_alpha(mean, log_std), -self.threshold, run)
-        rest, hyper = trainer.finish(lambda: substitute.use(mean * keep))
-        few = smaller_layout(layout, keep)
-        trained = Trained(few, mean[keep], log_std[keep], rest, hyper, history)
-        made = pruned_account(before, training_account(task, few, run, scheme))
-        found = {"sparsity": 1 - made.density, "median_std": float(log_std[keep].median().exp())}
-        return trained.state(network), layer_info(task, trained, run, made, "Gaussian", found)
+        stay = remaining_weights(layout, -log_alpha(mean, log_std), -self.threshold, run)
+        rest, hyper = trainer.finish(lambda: substitute.use(mean * stay))
+        few = smaller_layout(layout, stay)
+        trained = Trained(few, mean[stay], log_std[stay], rest, hyper, history)
+        account = pruned_account(before, training_account(task, few, run, scheme))
+        found = {"sparsity": 1 - account.density, "median_std": float(log_std[stay].median().exp())}
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", found)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """Passes through sparse layers."""
-        return LayerPredictor(state, network, local=self.prediction == "local")
+        return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
 VariationalDropout.quick = VariationalDropout(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -12,7 +12,7 @@ Called by SSVI over channels, by the methods that prune units, and by MaskedBNN.
 
 from caveat.engine.channels.channel_exchange import ChannelExchange
 from caveat.engine.channels.choice import channel_density, random_channels
-from caveat.engine.channels.narrow_networks import narrow_network, sliced_network, stored_slices, widened
+from caveat.engine.channels.narrow_networks import is_restorable, narrow_network, sliced_network, stored_slices, widened
 from caveat.engine.channels.narrowing import Channels, Index, KeptChannels, gather, kept_entries, narrow_params, scatter
 from caveat.engine.channels.spaces import OUTPUTS, find_channels
 
@@ -25,6 +25,7 @@ __all__ = [
     "channel_density",
     "find_channels",
     "gather",
+    "is_restorable",
     "kept_entries",
     "narrow_network",
     "narrow_params",

@@ -5,7 +5,7 @@ from torch import Tensor
 from caveat.engine.channels.narrowing import Channels, Index, KeptChannels, kept_entries, narrow, scatter, shrink
 from caveat.network import Network, Params
 
-__all__ = ["narrow_network", "sliced_network", "stored_slices", "widened"]
+__all__ = ["is_restorable", "narrow_network", "sliced_network", "stored_slices", "widened"]
 
 
 def narrow_network(network: Network, channels: Channels, kept: KeptChannels) -> Network:
@@ -30,6 +30,15 @@ def _index(stored: Params) -> dict[str, Index]:
 def sliced_network(network: Network, stored: Params) -> Network:
     """The narrow network that stored slices speak of."""
     return network.with_module(shrink(network.module, _index(stored)))
+
+
+def is_restorable(network: Network, channels: Channels, kept: KeptChannels) -> bool:
+    """Whether stored slices make the narrow network again.
+
+    They do not where a normalisation has no parameters or statistics of its own that would tell its number of channels.
+    """
+    narrow, restored = narrow_network(network, channels, kept), sliced_network(network, stored_slices(channels, kept))
+    return repr(narrow.module) == repr(restored.module)
 
 
 def widened(params: Params, network: Network, stored: Params) -> Params:

@@ -4,6 +4,7 @@
     sparse_layers       a network with such layers in place of its own
     densities           how many weights each layer has, and how many are exchanged as training goes on
     removal_criteria    which weights of a factorised Gaussian are worth keeping
+    exchange            what an exchange of weights is, and when it happens
     accounting          operations, parameters and bytes, layer by layer
     batchnorm_folding   BatchNorm as part of the layer before it, for inference
 
@@ -13,6 +14,7 @@ Called by the variational methods, by RigL, by chains over sparse networks, and 
 from caveat.engine.sparse.accounting import Account, Cost, LayerCost, Scheme, flops_by_counts, network_account
 from caveat.engine.sparse.batchnorm_folding import folded
 from caveat.engine.sparse.densities import Allocation, active_counts, dense_layers, exchange_count, replacement_rate
+from caveat.engine.sparse.exchange import ActiveWeights, Exchange, FlopsByCounts, NoExchange, Schedule, StepBatch
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import Criterion, keep_scores
 from caveat.engine.sparse.sparse_layers import (
@@ -27,12 +29,18 @@ from caveat.engine.sparse.sparse_layers import (
 
 __all__ = [
     "Account",
+    "ActiveWeights",
     "Allocation",
     "Cost",
     "Criterion",
+    "Exchange",
+    "FlopsByCounts",
     "LayerCost",
     "LayerGeometry",
+    "NoExchange",
+    "Schedule",
     "Scheme",
+    "StepBatch",
     "Substitute",
     "WeightLayout",
     "active_counts",

@@ -21,10 +21,10 @@ from caveat.engine.channels import (
     KeptChannels,
     find_channels,
     gather,
+    is_restorable,
     kept_entries,
     narrow_network,
     scatter,
-    sliced_network,
     stored_slices,
 )
 from caveat.engine.run import Run
@@ -63,7 +63,7 @@ class MaskedNetwork:
     def __init__(self, task: Task, start: State, run: Run, masking: Masking) -> None:
         network = task.network.to(run.device)
         self.task, self.network, self.run = task, network.with_fixed(start["params"]), run
-        self.example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
+        self.example = task.example(run.device)
         self.channels = self._find_channels()
         self.spaces = [] if self.channels is None else _maskable(self.channels, network)
         widths = () if self.channels is None else tuple(self.channels.widths[s] for s in self.spaces)
@@ -96,8 +96,7 @@ class MaskedNetwork:
         """What is read from a file knows the narrow network by its tensors alone."""
         if self.channels is not None and self.spaces:
             kept = self.kept(torch.cat([torch.arange(width) < max(1, width - 1) for width in self.moves.widths]))
-            narrow = narrow_network(self.network, self.channels, kept)
-            if repr(narrow.module) != repr(sliced_network(self.network, stored_slices(self.channels, kept)).module):
+            if not is_restorable(self.network, self.channels, kept):
                 raise ValueError(
                     "MaskedBNN cannot narrow a normalisation without parameters or statistics of its own (GroupNorm or "
                     "InstanceNorm with affine=False): give it affine=True"
@@ -121,7 +120,7 @@ class MaskedNetwork:
     def _arrange(self) -> None:
         self.arranged = None
         self.narrow, self.index = self.arranged = self._narrow(self.mask)
-        self.training_flops = self.account(self.narrow).total.training_flops
+        self.training_flops = self.narrow_account(self.narrow).total.training_flops
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
         """Likelihood of the narrow network, prior of all weights."""
@@ -192,14 +191,11 @@ class MaskedNetwork:
 
     def after_epoch(self, chain: Chain) -> None:
         """Ranks go on with the mean of their statistics."""
-        buffers = [b for b in self.buffers.values() if b.is_floating_point()]
-        self.run.ranks.add(buffers)
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        self.run.ranks.average(self.buffers.values())
         if chain.history:
             chain.history[-1]["nodes"] = int(self.mask.sum())
 
-    def account(self, narrow: Network) -> Account:
+    def narrow_account(self, narrow: Network) -> Account:
         """FLOPs and bytes of a network with fewer nodes."""
         few = network_account(narrow, self.example, _SCHEME)
         rows = [replace(r, cost=now.cost, active=now.weights) for r, now in zip(self.whole.rows, few.rows, strict=True)]

@@ -21,30 +21,32 @@ from caveat.engine.training import (
     Training,
     Variables,
     optimise,
-    steps_per_epoch,
+    total_steps,
     warn_if_nothing_was_learned,
+    weight_decay,
 )
 from caveat.engine.variational.layer_training import check_fine, noise_of_batch
-from caveat.engine.variational.units import Units, factors_of
+from caveat.engine.variational.unit_noise import factors_of
+from caveat.engine.variational.units import Units
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Params
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 from caveat.task import Task
 
-__all__ = ["Draw", "NoisyModel", "NoisyTraining", "scale_inputs"]
+__all__ = ["NoisyModel", "NoisyTraining", "UniformDraw", "scale_inputs"]
 
-Draw = Callable[[int], Tensor]  # numbers [rows, n] for the rows of this rank, as one process would draw them
+UniformDraw = Callable[[int], Tensor]  # numbers [rows, n] for the rows of this rank, as one process would draw them
 
 
 @dataclass(frozen=True)
 class NoisyModel:
-    """What a method has trained, and what it does in a pass."""
+    """What a method that prunes by noise has trained, and how it readies the layers for a pass."""
 
     weights: Params  # moved at the learning rate
     scales: Params  # moved by Adam at a rate of their own: logarithms and locations
-    ready: Callable[[Draw], None]  # the layers for a noisy pass; given draws of uniform numbers
-    quiet: Callable[[], None]  # the layers at the means
-    divergence: Callable[[], Tensor]
+    ready: Callable[[UniformDraw], None]  # readies the layers for a noisy pass; given draws of uniform numbers
+    quiet: Callable[[], None]  # readies the layers at the means
+    divergence: Callable[[], Tensor]  # from the log-uniform prior, summed
     constrain: Callable[[], None] | None = None  # after a step
     points: Callable[[], Params] = dict  # weights among them that are points under the task's prior, by name
 
@@ -81,7 +83,7 @@ class NoisyTraining:
         buffers = dict(module.named_buffers())
         self.variables = Variables(weights, hyper, buffers, extra, noise.scales, noise_learning_rate)
         self.decay = self._decay()
-        self.steps = max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
+        self.steps = total_steps(task, training)
         forward = substitute.network.training_pass
         self._pass = torch.compile(forward) if training.compile else forward
 
@@ -112,18 +114,16 @@ class NoisyTraining:
 
     def _decay(self) -> dict[str, float] | None:
         """The prior of what has no noise of its own, as weight decay; None where it has to be in the loss."""
-        prior = self.task.network.prior
-        if not isinstance(prior, GaussianPrior):
+        prior, weights = self.task.network.prior, self.variables.weights
+        precisions = gaussian_precisions(prior, {name: weights[name] for name in self.substitute.network.names})
+        of_points = gaussian_precisions(prior, {name: value.detach() for name, value in self.noise.points().items()})
+        if precisions is None or of_points is None:
             return None
-        own = dict(self.substitute.network.module.named_parameters())
-        found = {name: prior.of(name, own[name]) for name in self.substitute.network.names}
-        weights = [prior.of(name, value.detach()) for name, value in self.noise.points().items()]
-        if weights and any(w.numel() > 1 or w != weights[0] for w in weights):
-            return None
-        found |= dict.fromkeys(self.noise.weights, weights[0]) if weights else {}
-        if any(precision.numel() > 1 for precision in found.values()):
-            return None
-        return {name: float(precision) / self.task.n for name, precision in found.items()}
+        values = [*of_points.values()]
+        if any(value.numel() > 1 or value != values[0] for value in values):
+            return None  # one decay would have to serve all of a flat tensor
+        shared = dict.fromkeys(self.noise.weights, values[0]) if values else {}
+        return weight_decay(precisions | shared, self.task.n)
 
     def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         if not self.begun:  # the step may have come from a file
@@ -159,20 +159,18 @@ class NoisyTraining:
                 self.noise.constrain()
 
     def _after_epoch(self, epoch: int) -> None:
-        buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]
-        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        self.run.ranks.average(self.variables.buffers.values())
 
     def _validate(self) -> float:
         self.noise.quiet()
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
-def scale_inputs(substitute: Substitute, groups: Units) -> Callable[[Tensor], None]:
-    """Have layers multiply their inputs; returns what sets the numbers of all groups, [size] or one set a row."""
+def scale_inputs(substitute: Substitute, units: Units) -> Callable[[Tensor], None]:
+    """Make layers multiply their inputs; returns what sets the numbers of all units, [units] or [rows, units]."""
     factors: dict[str, Tensor] = {}
-    of = {name: own.to(substitute.network.device) for name, own in groups.of.items()}  # once, not in every pass
+    device = substitute.network.device
+    of_inputs = {name: numbers.to(device) for name, numbers in units.of_inputs.items()}  # once, not in every pass
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
         def multiply(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -188,6 +186,6 @@ def scale_inputs(substitute: Substitute, groups: Units) -> Callable[[Tensor], No
 
         return multiply
 
-    for name in groups.of:
+    for name in of_inputs:
         substitute.layers[name].register_forward_pre_hook(hook(name))
-    return lambda z: factors.update(factors_of(z, of))
+    return lambda numbers: factors.update(factors_of(numbers, of_inputs))

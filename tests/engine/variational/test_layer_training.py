@@ -20,7 +20,7 @@ from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
 from caveat.engine.sparse import Scheme, WeightLayout, sparse_layers
 from caveat.engine.training import BatchPart, Moments
-from caveat.engine.variational.layer_posterior import training_account
+from caveat.engine.variational.layer_info import training_account
 from caveat.engine.variational.layer_training import LayerTraining, gaussian_kl, noise_of_batch, precisions, warm_up
 from caveat.engine.variational.weight_exchange import WeightExchange
 
@@ -184,7 +184,8 @@ def test_an_exchange_keeps_values_and_moments(
         assert len(tensors) == 2 + (1 if optimizer == "sgd" else 2) + 2
         before = [by_place(self, t) for t in tensors]
         stds = {n: float(part.detach().exp().mean()) for n, part in self.substitute.layout.split(self.log_std)}
-        removed = self.replacement._removed  # type: ignore[union-attr]
+        assert isinstance(self.exchange, WeightExchange)
+        removed = self.exchange._removed
         gone = set() if removed is None else {k for k, v in by_place(self, removed.double()).items() if v}
         after_step(self, moments)
         after = [by_place(self, t) for t in tensors]
@@ -316,8 +317,8 @@ def test_as_many_batches_are_averaged_as_are_asked_for(
             own(gradient)
             if last and name == "6":
                 total = torch.stack(sizes).sum(0)
-                total[self._kept_indices[name]] = -1
-                values, places = self._found[name]
+                total[self._remaining[name]] = -1
+                values, places = self._candidates[name]
                 torch.testing.assert_close(values, total.topk(len(values)).values)
                 torch.testing.assert_close(total[places], values)
                 averaged.append(len(sizes))
