@@ -6,8 +6,8 @@ each layer's (or of all), and those come whose loss gradient is largest among th
     r_t = initial / 2 (1 + cos(pi t / stop))
 
 Gradients of weights that are not there take the whole weight's gradient of a layer: it exists for one layer at a time,
-on update steps alone, for as long as it takes to find its largest entries. An average over batches has the sums of all
-layers from its first batch to the update.
+on update steps alone, for as long as it takes to find its largest entries; in compiled training those of all layers
+come back from every pass. An average over batches has the sums of all layers from its first batch to the update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
