@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
+from caveat.engine.variational import LayerState
 
 from .cases import CHANNEL, SPARSE
 from .fitted import Fitted
