@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -575,18 +576,24 @@ def test_half_precision_in_which_sigma_cannot_move_is_refused(method: Any) -> No
 
 
 def test_whole_weights_are_let_go_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
-    fit = caveat.SSVI.fit
+    fit, train = caveat.SSVI.fit, LayerTraining.train
+    whole: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
 
     def spied(self: caveat.SSVI, task: caveat.Task, start: Any, run: Run) -> Any:
-        found = fit(self, task, start, run)
-        held.append(len(start["params"]))
-        return found
+        whole[:] = [weakref.ref(weight) for weight in start["params"].values()]
+        return fit(self, task, start, run)
+
+    def watched(self: LayerTraining, training_flops: float | None = None) -> Any:
+        alive.append(sum(weight() is not None for weight in whole))
+        return train(self, training_flops)
 
     monkeypatch.setattr(caveat.SSVI, "fit", spied)
+    monkeypatch.setattr(LayerTraining, "train", watched)
     for structure in ("unstructured", "channel"):
         caveat.fit(task(), ssvi(structure=structure, training=short(epochs=1)), progress=False)
-    assert held == [0, 0]
+        assert whole
+    assert alive == [0, 0]
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")
