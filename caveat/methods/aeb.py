@@ -2,9 +2,9 @@
 
     beta ~ slab N(0, sigma^2 v1) with probability delta of its layer, else spike Laplace(0, sigma v0)
 
-Stochastic gradient MCMC moves the weights; after every step stochastic approximation moves the inclusion probabilities,
-delta and sigma (`engine.spike_slab`), and the smallest weights of each layer are set to zero, more of them as the
-burn-in goes on. What is left at its end is the network that all draws have: values and places of active weights.
+Stochastic gradient MCMC moves the weights. After every step, stochastic approximation moves the inclusion
+probabilities, delta and sigma (`SpikeSlab`), and the smallest weights of each layer are set to zero, more of them as
+the burn-in goes on. The weights that are left at its end are those of all draws, which share their places.
 """
 
 from dataclasses import dataclass
@@ -114,12 +114,12 @@ class AEB(Method):
         return run.info(task.network.to(run.device), treatment, found)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
-        """Each draw through its own network."""
+        """What predicts by sending inputs through each draw's own network."""
         return DrawsPredictor(DrawsState.of(state), network)
 
 
 class _Pruned:
-    """The weights of a network that is being pruned, and then of the one that is left."""
+    """The target of the chain: the weights of a network that is being pruned, and then of the one that is left."""
 
     def __init__(
         self,
@@ -152,27 +152,27 @@ class _Pruned:
 
     @property
     def values(self) -> Tensor:
-        """Of the weights that there are, flat."""
+        """The flat weights that there are, [size]."""
         return self.moved["active"]
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
-        """Likelihood, spike-and-slab prior of the weights, and the task's prior of everything else."""
+        """The log joint density of a batch; the weights have the spike-and-slab prior, everything else the task's."""
         self.substitute.use(self.values)
         outputs = self.substitute.network.training_pass(x)
-        found = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
+        likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
         rest = {name: self.moved[name] for name in self.substitute.network.names}
         prior = self.latent.log_prior(self.values) + self.noise.log_prior()
-        return found + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
+        return likelihood + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
 
     def after_step(self, chain: Chain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
-        """Set the smallest weights to zero, then have the latent quantities follow."""
+        """Set the smallest weights to zero, then let the latent quantities follow."""
         with torch.no_grad():
             if self.places is None:
                 self._truncate(1 - torch.tensor(-10 * chain.burnt_in).exp().item())
             self.latent.update(self.values)
 
     def _truncate(self, share: float) -> None:
-        """Zero in each layer for a share of the weights that are to go: the smallest, which may grow again."""
+        """Set to zero, in each layer, a share of the weights that are to go: the smallest, which may grow again."""
         for name, part in self.substitute.layout.split(self.values):
             gone = int(share * (len(part) - self.left[name]))
             if gone:
@@ -180,7 +180,7 @@ class _Pruned:
                 part[size <= size.kthvalue(gone).values] = 0
 
     def after_epoch(self, chain: Chain) -> None:
-        """At the end of the burn-in, go on with the largest weights alone."""
+        """At the end of the burn-in, go on with the largest weights of each layer alone."""
         self.run.ranks.average(self.substitute.network.module.buffers())
         if chain.epoch >= self.method.burn_in and self.places is None:
             parts, before = [], 0
@@ -198,22 +198,22 @@ class _Pruned:
         self.places = places
 
     def flops(self) -> float:
-        """As long as weights may come back, the passes are of all of them."""
+        """Operations of a row: as long as weights may come back, those with all of them."""
         return self.accounts[self.places is not None].total.training_flops
 
     def draw(self) -> State:
-        """Weights that are left, and everything else."""
+        """A draw: the weights that are left, and everything else."""
         learned = {name: t.detach().clone() for name, t in self.noise.moved.items()}
         return {"active": {"mean": self.values.detach().clone()}, "rest": self.substitute.rest() | learned}
 
     def carry(self) -> State:
-        """The latent quantities, which weights are left, and statistics."""
+        """What a checkpoint keeps: the latent quantities, which weights are left, and statistics."""
         places = {} if self.places is None else {"places": self.places}
         buffers = dict(self.substitute.network.module.named_buffers())
         return {"latent": self.latent.tensors(), "places": places, "buffers": buffers}
 
     def restore(self, carry: State) -> None:
-        """Take it up again."""
+        """Go on from a checkpoint."""
         if carry["places"]:
             self._settle(carry["places"]["places"].to(self.run.device))
         self.latent.restore(carry["latent"])

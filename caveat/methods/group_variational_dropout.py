@@ -105,7 +105,7 @@ class GroupVariationalDropout(Method):
         )
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
+        """What predicts by passes through sparse layers."""
         return LayerPredictor(LayerState.of(state), network)
 
 

@@ -3,8 +3,7 @@
     p(theta, m | D) ~ p(D | theta, m) p(theta) P(m),   P(m) ~ prod over layers exp(-(lambda log n)^5 s^2) / C(width, s)
 
 with s nodes on. Stochastic gradient MCMC moves the weights; every few steps nodes die or are born by a
-Metropolis-Hastings move that looks at gradients (`engine.masks`). Each draw is a narrower network of its own, and is
-stored and run as one.
+Metropolis-Hastings move that looks at gradients. Each draw is a narrower network, and is stored and run as one.
 """
 
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ class MaskedBNN(Method):
         return run.info(network, treatment, found)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
-        """Each draw through its own network."""
+        """What predicts by sending inputs through each draw's own network."""
         return DrawsPredictor(DrawsState.of(state), network)
 
 

@@ -82,7 +82,7 @@ class MeanFieldVI(Method):
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", found)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
+        """What predicts by passes through sparse layers."""
         return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 

@@ -59,7 +59,7 @@ class RigL(Method):
         check_knobs(self)
 
     def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
-        """Active weights of each layer."""
+        """How many active weights each layer has."""
         return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
@@ -89,7 +89,7 @@ class RigL(Method):
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", found)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
+        """What predicts by passes through sparse layers."""
         return LayerPredictor(LayerState.of(state), network)
 
 

@@ -112,7 +112,7 @@ class SSVI(Method):
                 )
 
     def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
-        """Active weights of each layer."""
+        """How many active weights each layer has."""
         return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
@@ -201,7 +201,7 @@ class SSVI(Method):
         return state.tensors(), layer_info(task, trained, run, account, "Gaussian", found)
 
     def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> KeptChannels:
-        """Drawn at random; on a GPU multiples of sixteen, where that is near the density.
+        """The channels to begin with, drawn at random; on a GPU multiples of sixteen, where that is near the density.
 
         Matrix units work on sixteen channels at a time, and are far slower on a number that is no multiple of eight.
         """
@@ -259,14 +259,14 @@ class SSVI(Method):
         return moved | {"exchanging": self.replacement > 0}
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
+        """What predicts by passes through sparse layers."""
         return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
 def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:
-    """Those layers that keep all of their channels, each with its name and the reason where one is known.
+    """The layers that keep all of their channels, each with its name and the reason where one is known.
 
-    Of a layer that makes the network's outputs this says nothing, where it reads fewer inputs.
+    A layer that makes the network's outputs counts only where it cannot read fewer inputs.
     """
     found = {}
     for name in layers:
@@ -277,7 +277,7 @@ def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:
 
 
 def _check_channels(network: Network, channels: Channels) -> None:
-    """What channels cannot be taken from."""
+    """Refuse a network or a prior that channels cannot be taken from."""
     own = dict(network.module.named_parameters())
     fixed = [name for name in channels.extents if name in own and name not in network.names]
     if fixed:

@@ -116,7 +116,7 @@ class StructuredBayesianPruning(Method):
         )
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
+        """What predicts by passes through sparse layers."""
         return LayerPredictor(LayerState.of(state), network)
 
 

@@ -15,8 +15,7 @@ from problems import PROBLEMS, QUICK, Problem, Source, problem
 
 import caveat
 from caveat import MAP, SSVI, MeanFieldVI, RigL, Training
-from caveat.engine.sparse import Allocation, Scheme, network_account
-from caveat.engine.sparse.removal_criteria import CRITERIA
+from caveat.engine.sparse import CRITERIA, Allocation, Scheme, network_account
 
 SPARSITIES = ("95", "50", "80", "90", "98", "99")  # percent, the most wanted first
 STARTS = ("0.0001", "0.001", "0.03", "0.1", "0.3")  # of the standard deviations; the base is 0.01

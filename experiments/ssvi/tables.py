@@ -9,7 +9,7 @@ from cells import BASE_START, CHANGED, CHOSEN_ON, SPARSITIES, STARTS, TUNED, can
 from problems import PROBLEMS
 
 from caveat import SSVI
-from caveat.engine.sparse.removal_criteria import CRITERIA
+from caveat.engine.sparse import CRITERIA
 
 LABELS = {"dense": "dense VI", "map": "MAP", "ssvi": "SSVI", "rigl": "RigL", "channel": "SSVI, channels"}
 COLOURS = {"dense": "#000000", "map": "#888888", "ssvi": "#14406b", "rigl": "#c1440e", "channel": "#2e8b57"}

@@ -1,5 +1,7 @@
 """Channels: which channels of a network can be removed together, the narrower network, and exchanges of channels.
 
+    narrow W = W[rows of kept outputs, columns of kept inputs]      the same function as W with zeros elsewhere
+
     spaces             groups of channels that can only be removed together, found by tracing
     trial              whether a step acts on each channel alone, found by trying
     narrowing          tensors and modules with some of their channels, and the way back

@@ -4,7 +4,7 @@
 
 A removed channel has no outgoing weights in the wide network, so what it computes there reaches nothing: the wide and
 the narrow network are one function. Channels that are added to each other or normalised together form a *space* and
-are kept or removed together; `engine.channels` finds the spaces of a module.
+are kept or removed together; `find_channels` finds the spaces of a module.
 """
 
 import copy
@@ -37,9 +37,9 @@ __all__ = [
     "widen_params",
 ]  # fmt: skip
 
-KeptChannels = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU
-SIZES = ("num_features", "num_channels", "num_groups", "num_parameters")  # what torch's modules call how many there are
-Index = tuple[Tensor | None, ...]  # for each axis of a parameter, the entries that are there; None for all of them
+KeptChannels = dict[int, Tensor]  # for each space, the kept channels: sorted, int64, on the CPU
+SIZES = ("num_features", "num_channels", "num_groups", "num_parameters")  # torch's names for a number of channels
+Index = tuple[Tensor | None, ...]  # for each axis of a parameter, the kept entries; None for all of them
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,22 @@ class Channels:
 
 def axis_entries(axis: Axis, kept: KeptChannels) -> Tensor:
     """The entries along an axis that belong to kept channels, [K]."""
-    found, start = [], 0
+    parts, start = [], 0
     for segment in axis:
-        own = torch.arange(segment.width) if segment.space is None else kept[segment.space].cpu()
+        entries = torch.arange(segment.width) if segment.space is None else kept[segment.space].cpu()
         if segment.block > 1:
-            own = (own[:, None] * segment.block + torch.arange(segment.block)).flatten()
-        found.append(own + start if start else own)
+            entries = (entries[:, None] * segment.block + torch.arange(segment.block)).flatten()
+        parts.append(entries + start if start else entries)
         start += segment.width * segment.block
-    return torch.cat(found) if len(found) > 1 else found[0]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def kept_entries(channels: Channels, kept: KeptChannels, device: torch.device | str = "cpu") -> dict[str, Index]:
     """For each parameter and buffer that becomes smaller, the entries along each axis that stay."""
     if set(kept) != set(range(len(channels.widths))):
         raise ValueError(f"kept has spaces {sorted(kept)}, the network has {list(range(len(channels.widths)))}")
-    for space, own in kept.items():
-        width, given = channels.widths[space], own.tolist()
+    for space, chosen in kept.items():
+        width, given = channels.widths[space], chosen.tolist()
         if not given or given != sorted({*given}) or given[0] < 0 or given[-1] >= width:
             raise ValueError(f"kept[{space}]={given} must be at least one channel, in rising order, each below {width}")
     axes = {axis for layout in channels.extents.values() for axis in layout.axes if axis}
@@ -104,15 +104,15 @@ def kept_entries(channels: Channels, kept: KeptChannels, device: torch.device | 
 
 
 def gather(values: Tensor, index: Index) -> Tensor:
-    """The entries of a wide tensor that are there."""
-    for axis, own in enumerate(index):
-        if own is not None:
-            values = values.index_select(axis, own.to(values.device))
+    """The entries of a wide tensor that are kept."""
+    for axis, entries in enumerate(index):
+        if entries is not None:
+            values = values.index_select(axis, entries.to(values.device))
     return values
 
 
 def entry_positions(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
-    """Of wide tensors of these names and shapes, flat and one after the other, the entries that are there, [size].
+    """Positions of kept entries in wide tensors of these names and shapes, flat and one after the other, [size].
 
     An entry is where its row (along the first axis) begins, and then where it is inside a row. Rows are few and gone
     through in numpy; all entries are found at once on the device, which takes longer to begin a step than to do it.
@@ -140,12 +140,12 @@ def entry_positions(index: dict[str, Index], shapes: dict[str, tuple[int, ...]],
 
 
 def scatter(values: Tensor, index: Index, into: Tensor) -> Tensor:
-    """A copy of a wide tensor with these values at the entries that are there."""
+    """A copy of the wide tensor `into` with these values at its kept entries."""
     return into.index_put(_mesh(index, values), values)
 
 
 def narrow_params(params: Params, channels: Channels, kept: KeptChannels) -> Params:
-    """Values for the narrow network, of those for the wide one; what has no channels to lose is passed on."""
+    """The narrow network's values from those of the wide one; tensors without channels are passed on as they are."""
     index = kept_entries(channels, kept, next((value.device for value in params.values()), "cpu"))
     return {name: gather(value, index[name]) if name in index else value for name, value in params.items()}
 
@@ -173,7 +173,7 @@ def narrow(module: nn.Module, channels: Channels, kept: KeptChannels) -> nn.Modu
 
 
 def shrink(module: nn.Module, index: dict[str, Index]) -> nn.Module:
-    """A copy of a module with these entries of its tensors; layers and norms that own one know their new size."""
+    """A copy of a module with some entries of its tensors; layers and norms that own one are told their new size."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     # The copy is told that these tensors are copied already: the wide ones are never written twice.
     memo = {id(tensors[name]): _cut(tensors[name], own) for name, own in index.items()}

@@ -37,7 +37,7 @@ def trial(
     thin = [x.index_select(dimension, kept) for x, (_, dimension) in zip(wide, inputs, strict=True)]
     try:
         y, y_thin, y_zero = compute(wide, None), compute(thin, kept), compute([0 * x for x in wide], None)
-    except Exception:  # whatever it says to fewer channels than it was made for
+    except Exception:  # whatever it raises on fewer channels than it was made for
         return "needs all of them"
     if not isinstance(y, Tensor):
         return None if isinstance(y, bool | int | float | torch.dtype | torch.device) and y == y_thin else "mixes them"
@@ -84,10 +84,10 @@ def cut(module: nn.Module, size: int, kept: Tensor) -> nn.Module:
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers."""
+    """A module's parameters and buffers, by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def axis_length(axis: Axis) -> int:
-    """How many there are along an axis."""
+    """How many entries an axis has."""
     return sum(segment.width * segment.block for segment in axis)

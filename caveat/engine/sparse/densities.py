@@ -26,7 +26,7 @@ def active_counts(
     allocation: Allocation = "uniform",
     dense: Collection[str] = (),
 ) -> dict[str, int]:
-    """Active weights of every layer, at least one each.
+    """How many active weights every layer has, at least one each.
 
     Args:
         geometries: the layers, by name
@@ -41,14 +41,14 @@ def active_counts(
         raise ValueError(f"dense names {', '.join(unknown)}, which are not layers: there are {', '.join(geometries)}")
     sparse = {name: geometry for name, geometry in geometries.items() if name not in dense}
     if not sparse:
-        found = {}
+        counts = {}
     elif allocation == "uniform":
-        found = _uniform(sparse, density)
+        counts = _uniform(sparse, density)
     elif allocation == "erk":
-        found = _erk(sparse, density)
+        counts = _erk(sparse, density)
     else:
         raise ValueError(f"allocation={allocation!r} is neither 'uniform' nor 'erk'")
-    return {name: found.get(name, geometry.size) for name, geometry in geometries.items()}
+    return {name: counts.get(name, geometry.size) for name, geometry in geometries.items()}
 
 
 def dense_layers(
@@ -61,8 +61,8 @@ def dense_layers(
     if wanted != "first":
         return tuple(wanted)
     first = geometries.first if isinstance(geometries, LayerGeometries) else next(iter(geometries))
-    found = geometries.get(first)
-    return (first,) if found is not None and len(found.shape) > 2 and len(geometries) > 1 else ()
+    geometry = geometries.get(first)
+    return (first,) if geometry is not None and len(geometry.shape) > 2 and len(geometries) > 1 else ()
 
 
 def replacement_rate(progress: float, initial: float, stop: float) -> float:
@@ -78,7 +78,7 @@ def replacement_rate(progress: float, initial: float, stop: float) -> float:
 
 
 def exchange_count(count: int, size: int, rate: float) -> int:
-    """How many of a layer's active weights are exchanged: never all, and no more than there are others to come."""
+    """How many of a layer's active weights are exchanged: never all of them, and no more than there are absent ones."""
     return min(math.floor(rate * count), count - 1, size - count)
 
 

@@ -10,7 +10,7 @@ needs of it is this protocol. The exchanges of a training are spaced by a `Sched
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
+from caveat.engine.sparse.accounting import FlopsByCounts
 from caveat.engine.sparse.densities import replacement_rate
 from caveat.engine.sparse.sparse_layers import WeightLayout
 from caveat.engine.training import Moments
 from caveat.network import Network, Params
 
-__all__ = ["ActiveWeights", "Exchange", "FlopsByCounts", "NoExchange", "Schedule", "StepBatch"]
-
-FlopsByCounts = Callable[[Mapping[str, int]], float]  # operations of an example, by the number of each layer's weights
+__all__ = ["ActiveWeights", "Exchange", "NoExchange", "Schedule", "StepBatch"]
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,11 @@ _SCHEME = Scheme(gaussian=False, optimizer="sgd")
 
 
 class Masking(Protocol):
-    """The knobs of masks, as a method has them."""
+    """The knobs of masks, which a method has as its fields."""
 
     @property
     def sparsity(self) -> float:
-        """Lambda."""
+        """Lambda: how much the prior is against many nodes."""
 
     @property
     def most(self) -> int:
@@ -93,7 +93,7 @@ class MaskedNetwork:
             return None
 
     def _check(self) -> None:
-        """What is read from a file knows the narrow network by its tensors alone."""
+        """Refuse a network that could not be read from a file, which knows a narrow one by its tensors alone."""
         if self.channels is not None and self.spaces:
             kept = self.kept(torch.cat([torch.arange(width) < max(1, width - 1) for width in self.moves.widths]))
             if not is_restorable(self.network, self.channels, kept):
@@ -123,15 +123,15 @@ class MaskedNetwork:
         self.training_flops = self.narrow_account(self.narrow).total.training_flops
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
-        """Likelihood of the narrow network, prior of all weights."""
+        """The log joint density of a batch: likelihood of the narrow network, prior of all weights."""
         thin = _gathered(self.moved | self.buffers, self.index)
         outputs = self.narrow(thin, x, train=True)
         for name, buffer in self.buffers.items():
             if name in self.index:
                 self.buffers[name] = scatter(thin[name], self.index[name], buffer)
-        found = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
+        likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
         weights = {name: self.moved[name] for name in self.network.names}
-        return found + part.prior_share * (self.task.network.prior.log_prob(weights) + self.noise.log_prior())
+        return likelihood + part.prior_share * (self.task.network.prior.log_prob(weights) + self.noise.log_prior())
 
     def evaluate(self, mask: Tensor, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> tuple[float, Tensor]:
         """The log likelihood with these nodes on, estimated from a batch, and its gradient in their masks."""
@@ -146,9 +146,9 @@ class MaskedNetwork:
             thin = self._multiplied(_gathered(values, index), ones)
             hyper = {name: t.detach() for name, t in self.noise.hyper.items()}
             outputs = network(thin, batch[0], train=True)
-            found = self.task.log_joint(outputs, batch[1], {}, hyper, batch_rows=part.batch_rows, share=0.0)
-            gradients = torch.autograd.grad(found, [*ones.values()], materialize_grads=True)
-            likelihood += found.detach().double()
+            density = self.task.log_joint(outputs, batch[1], {}, hyper, batch_rows=part.batch_rows, share=0.0)
+            gradients = torch.autograd.grad(density, [*ones.values()], materialize_grads=True)
+            likelihood += density.detach().double()
             gradient[mask.to(gradient.device)] = torch.cat(gradients).double()
         self.run.ranks.add([likelihood, gradient])
         return float(likelihood), gradient.cpu()
@@ -158,7 +158,7 @@ class MaskedNetwork:
         return {space: part.nonzero()[:, 0] for space, part in zip(self.spaces, parts, strict=True)}
 
     def _multiplied(self, thin: Params, masks: dict[int, Tensor]) -> Params:
-        """Every weight that reads a node times the node's mask."""
+        """The narrow network's values, with every weight that reads a node multiplied by the node's mask."""
         assert self.channels is not None
         result = dict(thin)
         for name in self.channels.weights:
@@ -190,40 +190,40 @@ class MaskedNetwork:
             self._arrange()
 
     def after_epoch(self, chain: Chain) -> None:
-        """Ranks go on with the mean of their statistics."""
+        """All ranks go on with the mean of their statistics."""
         self.run.ranks.average(self.buffers.values())
         if chain.history:
             chain.history[-1]["nodes"] = int(self.mask.sum())
 
     def narrow_account(self, narrow: Network) -> Account:
-        """FLOPs and bytes of a network with fewer nodes."""
+        """The costs of a network with fewer nodes, beside those of the whole one."""
         few = network_account(narrow, self.example, _SCHEME)
         rows = [replace(r, cost=now.cost, active=now.weights) for r, now in zip(self.whole.rows, few.rows, strict=True)]
         return replace(few, rows=tuple(rows))
 
     def flops(self) -> float:
-        """A step's, and two passes more for each move."""
+        """Operations of a row: those of a step, and two more passes for each move."""
         moves = 2 / self.interval if len(self.mask) else 0.0
         return self.training_flops * (1 + moves)
 
     def draw(self) -> State:
-        """Values of the narrow network, and which entries of the whole one they are."""
-        own = _gathered({name: t.detach() for name, t in (self.moved | self.buffers).items()}, self.index)
+        """A draw: values of the narrow network, and which entries of the whole one they are."""
+        values = _gathered({name: t.detach() for name, t in (self.moved | self.buffers).items()}, self.index)
         state = {
             "active": {"mean": torch.zeros(0, device=self.run.device)},
-            "rest": {name: t.clone() for name, t in own.items()},
+            "rest": {name: t.clone() for name, t in values.items()},
         }
         if self.channels is not None:
             state["slices"] = stored_slices(self.channels, self.kept(self.mask))
         return state
 
     def carry(self) -> State:
-        """Which nodes are on, and statistics."""
+        """What a checkpoint keeps: which nodes are on, how many moves were tried and accepted, and statistics."""
         counts = torch.tensor([self.tried, self.accepted])
         return {"mask": {"mask": self.mask, "counts": counts}, "buffers": self.buffers}
 
     def restore(self, carry: State) -> None:
-        """Take it up again."""
+        """Go on from a checkpoint."""
         self.mask = carry["mask"]["mask"].cpu().clone()
         self.tried, self.accepted = carry["mask"]["counts"].tolist()
         self.buffers = {name: t.to(self.run.device, copy=True) for name, t in carry["buffers"].items()}
@@ -231,9 +231,9 @@ class MaskedNetwork:
 
 
 def mean_account(accounts: list[Account]) -> Account:
-    """Of several networks, layer by layer."""
+    """The mean costs of several networks, layer by layer."""
     n, rows = len(accounts), []
-    for each in zip(*(made.rows for made in accounts), strict=True):
+    for each in zip(*(account.rows for account in accounts), strict=True):
         total = sum((row.cost for row in each), Cost())
         cost = Cost(
             total.inference_flops / n, total.training_flops / n, round(total.parameters / n),
@@ -248,7 +248,7 @@ def _gathered(params: Params, index: dict[str, Index]) -> Params:
 
 
 def _maskable(channels: Channels, network: Network) -> list[int]:
-    """Spaces whose nodes are read by selected weights alone: a mask stands for zeros in them."""
+    """Spaces whose nodes selected weights alone read, since a mask stands for zeros in those weights."""
     fixed = set()
     for name in channels.weights:
         axes = channels.extents[name].axes if name in channels.extents else ()

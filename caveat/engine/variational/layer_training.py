@@ -69,9 +69,9 @@ class Trained:
 
 
 def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tensor | None = None) -> Tensor:
-    """KL(N(mean, std^2) || N(0, 1/precision)), summed; with the variance where it is known already.
+    """KL(N(mean, std^2) || N(0, 1/precision)) summed over all weights; `variance` is std^2 where it is known already.
 
-    Summed term by term: of millions of weights, every pass over them less is felt.
+    It is summed term by term: with millions of weights, every pass over them counts.
     """
     variance = (2 * log_std).exp() if variance is None else variance
     if precision.ndim:
@@ -82,7 +82,7 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tens
 
 
 def precisions(network: Network, layout: WeightLayout) -> Tensor:
-    """The prior's precision of each weight, [size], or one for all."""
+    """The prior precision of each weight of a layout, [size], or one number for all."""
     parameters = dict(network.module.named_parameters())
     layers = {weight_name(name): name for name in layout.counts}
     by_weight = gaussian_precisions(network.prior, {weight: parameters[weight] for weight in layers})
@@ -268,7 +268,7 @@ class LayerTraining:
     def _outputs(self, x: Inputs, y: Tensor, part: BatchPart, variance: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.substitute.network.module.training:
             self.substitute.network.module.train()  # or the pass would be compiled for both modes
-        at_the_mean = variance is None and self.log_std is not None  # now and then: not worth a graph of its own
+        at_the_mean = variance is None and self.log_std is not None  # now and then only: not worth a graph
         compiled = self.training.compile and not at_the_mean
         outputs = (self._compiled_pass if compiled else self._plain_pass)(x, self.mean, variance)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
@@ -283,13 +283,13 @@ class LayerTraining:
         return self.substitute.network.training_pass(x)
 
     def _compiled_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
-        """With weights that are written out whole before it: one graph, wherever weights are and however many.
+        """The compiled pass, with whole weights written out before it: one graph for all places and densities.
 
-        Gradients of whole weights come back from it in any case, so that to look at them takes no pass of its own.
+        Gradients of whole weights come back from it in any case, so that looking at them takes no other pass.
         """
         layout = self.substitute.layout
         collectors = {n: layer.collect for n, layer in self.substitute.layers.items() if layer.collect is not None}
-        self.substitute.collect({})  # or the pass would be compiled for steps that look, too
+        self.substitute.collect({})  # or the pass would be compiled once more, for steps that look
         whole = layout.joined(mean)
 
         def look(gradient: Tensor) -> None:
@@ -302,7 +302,7 @@ class LayerTraining:
         return self._fast_pass(x, whole, None if variance is None else layout.joined(variance))
 
     def _forgetful_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
-        """To be compiled: what layers keep would be returned as well, and the way back begin with zeros for each."""
+        """The pass to be compiled: layers forget their weights, which would otherwise be outputs of the graph too."""
         self.substitute.use_joined(mean, variance)
         outputs = self.substitute.network.training_pass(x)
         for layer in self.substitute.layers.values():
@@ -355,7 +355,7 @@ class LayerTraining:
 
 
 def check_fine(log_std: Tensor) -> None:
-    """Refuse half precision: a step of .01 at -5 rounds away, and sigma would never move."""
+    """Refuse log standard deviations in half precision: a step of .01 at -5 rounds away, and sigma would never move."""
     if torch.finfo(log_std.dtype).bits < 32:
         raise ValueError(
             f"steps of log sigma are lost in {str(log_std.dtype).removeprefix('torch.')}: give the module in float32, "
@@ -364,7 +364,7 @@ def check_fine(log_std: Tensor) -> None:
 
 
 def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """Standard normals as one process would draw them for a whole batch: those of this rank's rows."""
+    """A function that draws standard normals as one process would for the whole batch, for this rank's rows."""
 
     def draw(like: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
@@ -382,5 +382,5 @@ def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable
 
 
 def warm_up(highest: float, share: float) -> Callable[[float], float]:
-    """The weight of a divergence by the progress of training: from 0 to its highest over a share of it."""
+    """The weight of a divergence by the share of training that is over: it rises from 0 to `highest` over `share`."""
     return lambda progress: highest * (min(1.0, progress / share) if share else 1.0)

@@ -2,8 +2,8 @@
 
     minimise  beta_t / N KL(noise || log-uniform) - 1/N E log p(D | weights, noise)
 
-What the noise is, is the method's affair: it readies the substitute's layers before a pass and says the divergence.
-beta_t rises to its highest as training begins (KL warm-up). All weights are there until training ends.
+What the noise is, the method decides: its `NoisyModel` readies the substitute's layers before a pass and gives the
+divergence. beta_t rises to its highest as training begins (KL warm-up). All weights are there until training ends.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,18 @@ class NoisyModel:
 
 
 class NoisyTraining:
-    """Training in progress."""
+    """Training under noise, in progress.
+
+    Args:
+        task: what is trained for.
+        substitute: the network with sparse layers.
+        noise: what is trained, and how the layers are readied for a pass.
+        hyper: what the likelihood starts from.
+        training: the knobs of the loop.
+        run: the fit's surroundings.
+        noise_learning_rate: of the noise's scales, by Adam.
+        kl_weight: the weight of the divergence, by the share of training that is over.
+    """
 
     def __init__(
         self,
@@ -72,10 +83,10 @@ class NoisyTraining:
         self.kl_weight = kl_weight
         self.begun, self.step = False, 0
         module = substitute.network.module
-        own = dict(module.named_parameters())
+        parameters = dict(module.named_parameters())
         for tensor in (*noise.weights.values(), *noise.scales.values()):
             tensor.requires_grad_()
-        weights = noise.weights | {n: own[n].requires_grad_() for n in substitute.network.names}
+        weights = noise.weights | {n: parameters[n].requires_grad_() for n in substitute.network.names}
         hyper = {name: t.to(run.device, copy=True) for name, t in hyper.items()}
         if (noise_to_learn := learned_noise(task.network.likelihood, hyper)) is not None:
             noise_to_learn.requires_grad_()
@@ -88,7 +99,7 @@ class NoisyTraining:
         self._pass = torch.compile(forward) if training.compile else forward
 
     def train(self, training_flops: float) -> list[dict[str, float]]:
-        """To the end; returns the history."""
+        """Train to the end; returns the history. `training_flops` are those of an example."""
         return optimise(
             self.task,
             self.task.network,
@@ -104,7 +115,7 @@ class NoisyTraining:
         )
 
     def finish(self, pruned: Callable[[], None]) -> tuple[Params, Hyper]:
-        """What is learned beside the weights, for the layers as `pruned` readies them; and all other values."""
+        """All other values, and the hyper fitted to the network whose layers `pruned` has readied."""
         pruned()
         network = self.substitute.network
         hyper = self.task.fitted_hyper(network, {}, self.task.validation)
@@ -113,7 +124,7 @@ class NoisyTraining:
         return self.substitute.rest(), hyper
 
     def _decay(self) -> dict[str, float] | None:
-        """The prior of what has no noise of its own, as weight decay; None where it has to be in the loss."""
+        """The prior of what has no noise as weight decay; None where it has to be in the loss."""
         prior, weights = self.task.network.prior, self.variables.weights
         precisions = gaussian_precisions(prior, {name: weights[name] for name in self.substitute.network.names})
         of_points = gaussian_precisions(prior, {name: value.detach() for name, value in self.noise.points().items()})

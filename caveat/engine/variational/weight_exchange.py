@@ -36,7 +36,7 @@ __all__ = ["PIECE", "Addition", "Scope", "WeightExchange"]
 
 Addition = Literal["noisy", "mean", "batches"]  # gradient of one noisy batch, at the means, or averaged over batches
 Scope = Literal["layer", "global"]
-PIECE = 2**20  # entries of a gradient whose sizes are there at a time, about: fewer take longer, all as much again
+PIECE = 2**20  # entries of a gradient that are looked at together, about: fewer take longer, more take memory
 
 
 class GradientSums(dict[str, Tensor]):
@@ -114,7 +114,7 @@ class WeightExchange:
             self.substitute.collect({})  # the step itself looks at nothing
 
     def _choose_removed(self, rate: float) -> Tensor:
-        """The weights with the lowest scores, [size]; each layer keeps its best one."""
+        """The weights with the lowest scores, a mask [size]; each layer keeps its best one."""
         layout, scores = self.substitute.layout, self.keep_scores()
         removed = torch.zeros_like(scores, dtype=torch.bool)
         parts, marks = dict(layout.split(scores.clone())), dict(layout.split(removed))
@@ -141,6 +141,7 @@ class WeightExchange:
         return {name: places[~goes[name]].long() for name, places in indices.items() if places is not None}
 
     def _collector(self, name: str, last: bool) -> Callable[[Tensor], None]:
+        """What looks at the gradient of a layer's whole weight; after the last batch it finds the largest entries."""
         so_far: Tensor | None = None  # gradient of this batch
         before: Tensor | None = None  # sizes in earlier ones
 
@@ -168,7 +169,7 @@ class WeightExchange:
         return collect
 
     def _sizes(self, name: str, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Absolute gradients of this batch, or added up over all so far; the pieces stay as they are."""
+        """Absolute gradients of this batch, or their sums over batches so far, by piece; `pieces` are not changed."""
         start = 0
         for piece in pieces:
             flat = piece.flatten()
@@ -234,6 +235,7 @@ class WeightExchange:
         return total
 
     def _choose_added(self) -> dict[str, Tensor]:
+        """Flat indices of the weights that come, by layer."""
         if self.scope == "layer":
             return {name: indices for name, (_, indices) in self._candidates.items()}
         if not self._candidates:
@@ -242,18 +244,21 @@ class WeightExchange:
         chosen = torch.zeros_like(sizes, dtype=torch.bool)
         chosen[sizes.topk(int(self._removed.sum())).indices] = True  # type: ignore[union-attr]
         parts = chosen.split([len(values) for values, _ in self._candidates.values()])
-        return {name: own[part] for (name, (_, own)), part in zip(self._candidates.items(), parts, strict=True)}
+        return {name: indices[part] for (name, (_, indices)), part in zip(self._candidates.items(), parts, strict=True)}
 
 
 def _largest(sizes: Iterable[Tensor], kept: Iterable[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """The largest of numbers that come in pieces, which are written to, and their places; none of `kept`, by piece."""
+    """The largest `count` numbers of all pieces together, and their places; those at places `kept` are left out.
+
+    Both come piece by piece; the numbers are written to.
+    """
     values: list[Tensor] = []
     places: list[Tensor] = []
     start = 0
-    for size, own in zip(sizes, kept, strict=True):
-        size.index_fill_(0, own - start, -1.0)
-        found = size.topk(min(count, len(size)))
-        values, places = [*values, found.values], [*places, found.indices + start]
+    for size, stay in zip(sizes, kept, strict=True):
+        size.index_fill_(0, stay - start, -1.0)
+        top = size.topk(min(count, len(size)))
+        values, places = [*values, top.values], [*places, top.indices + start]
         start += len(size)
         if len(values) > 1:
             together = torch.cat(values)
@@ -263,18 +268,18 @@ def _largest(sizes: Iterable[Tensor], kept: Iterable[Tensor], count: int) -> tup
 
 
 def _rebuilt(layout: WeightLayout, removed: Tensor, added: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Where each new place's weight was before (-1: nowhere), the new indices of sparse layers, and the new counts."""
+    """Where each weight of the new layout was before (-1: nowhere), its indices, and its counts."""
     origins, indices, counts, before = [], [], {}, 0
     gone = dict(layout.split(removed))
-    for name, own in layout.indices_of().items():
+    for name, places in layout.indices_of().items():
         slots = torch.arange(before, before + layout.counts[name], device=removed.device)
         before += layout.counts[name]
-        if own is None:
+        if places is None:
             origins.append(slots)
             counts[name] = len(slots)
             continue
-        new = added.get(name, own[:0].long())
-        everything = torch.cat([own[~gone[name]].long(), new])
+        new = added.get(name, places[:0].long())
+        everything = torch.cat([places[~gone[name]].long(), new])
         order = everything.argsort()
         origins.append(torch.cat([slots[~gone[name]], torch.full_like(new, -1)])[order])
         indices.append(everything[order].int())
