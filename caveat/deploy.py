@@ -34,7 +34,7 @@ def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
         )
     rng = None if seed is None else torch.Generator().manual_seed(seed)
     module = module_at(deployed_state(posterior.state, rng), posterior.network, rng)
-    found = folded(module.eval())
-    if found.reason is not None:
-        warnings.warn(f"no BatchNorm was folded into the layer before it: {found.reason}", stacklevel=2)
-    return found.module
+    inference = folded(module.eval())
+    if inference.reason is not None:
+        warnings.warn(f"no BatchNorm was folded into the layer before it: {inference.reason}", stacklevel=2)
+    return inference.module

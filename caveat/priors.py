@@ -86,7 +86,7 @@ class GaussianPrior:
         return {name: _normal(w, rng) / self.of(name, w).sqrt() for name, w in like.items()}
 
 
-def gaussian_precisions(prior: Prior, weights: Params) -> Params | None:
+def gaussian_precisions(prior: Prior, weights: Mapping[str, Tensor]) -> Params | None:
     """The precision of each weight tensor, of no axes or of the tensor's shape; None unless a `GaussianPrior`.
 
     Methods that need a Gaussian prior with independent weights, or gain from one, ask here.

@@ -96,22 +96,22 @@ class AEB(Method):
     def _info(self, task: Task, target: "_Pruned", chain: Chain, run: Run) -> Info:
         latent, layout = target.latent, target.substitute.layout
         included = [float((part > 0.5).double().mean()) for part in latent.inclusion.split(latent.counts)]
-        found: dict[str, Any] = {
+        diagnostics: dict[str, Any] = {
             "draws": self.length,
             "sigma": float(latent.variance.sqrt()),
             "delta": dict(zip(layout.counts, latent.share.tolist(), strict=True)),
             "included": dict(zip(layout.counts, included, strict=True)),
             "ran_sparse": target.substitute.ran_sparse(),
         }
-        made, what = target.accounts[1], f"{self.length} draws by SG-MCMC"
-        found |= {"history": chain.history, "density": made.density, "account": made.as_json()}
+        account, what = target.accounts[1], f"{self.length} draws by SG-MCMC"
+        diagnostics |= {"history": chain.history, "density": account.density, "account": account.as_json()}
 
         def treatment(layer: Layer) -> str:
             if layer.name not in layout.counts:
                 return what
             return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
 
-        return run.info(task.network.to(run.device), treatment, found)
+        return run.info(task.network.to(run.device), treatment, diagnostics)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""
@@ -139,8 +139,8 @@ class _Pruned:
         values = layout.gathered({name: start["params"][weight_name(name)] for name in layers})
         self.latent = SpikeSlab([*layout.counts.values()], method.spike, method.slab, values)
         self.noise = LearnedNoise(network, task.hyper, start["hyper"])
-        own = dict(self.substitute.network.module.named_parameters())
-        rest = {name: own[name].requires_grad_() for name in self.substitute.network.names}
+        parameters = dict(self.substitute.network.module.named_parameters())
+        rest = {name: parameters[name].requires_grad_() for name in self.substitute.network.names}
         self.moved = {"active": values.clone().requires_grad_()} | rest | self.noise.moved
         self.places: Tensor | None = None  # of the weights that are left, among all; once the burn-in is over
         scheme = Scheme(gaussian=False, optimizer="sgd")

@@ -78,13 +78,13 @@ class MaskedBNN(Method):
             what = f"{self.length} draws by SG-MCMC"
             return f"{what}, {nodes(layer.name)}" if layer.name in layers else what
 
-        found: dict[str, Any] = {
+        diagnostics: dict[str, Any] = {
             "history": chain.history, "density": account.density, "account": account.as_json(), "draws": self.length,
             "nodes": {name: nodes(name) for name in layers},
             "accepted": target.accepted / max(target.tried, 1),
             "whole": {} if target.channels is None else target.channels.whole,
         }  # fmt: skip
-        return run.info(network, treatment, found)
+        return run.info(network, treatment, diagnostics)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""

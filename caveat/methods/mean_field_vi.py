@@ -78,8 +78,8 @@ class MeanFieldVI(Method):
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
         trained = trainer.train(account.total.training_flops)
-        found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
-        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", found)
+        diagnostics = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

@@ -83,10 +83,10 @@ class RigL(Method):
         account = training_account(task, substitute.layout, run, scheme)
         trainer = LayerTraining(task, substitute, weights, start["hyper"], self.training, run, exchange=exchange)
         trained = trainer.train(account.total.training_flops)
-        found: dict[str, Any] = {"exchanges": exchange.updates, "exchanged": exchange.replaced}
-        found |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
+        diagnostics: dict[str, Any] = {"exchanges": exchange.updates, "exchanged": exchange.replaced}
+        diagnostics |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
         account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
-        return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", found)
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", diagnostics)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

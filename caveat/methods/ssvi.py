@@ -151,10 +151,10 @@ class SSVI(Method):
         extra = 3 * account.total.inference_flops / self.interval if self.addition == "mean" else 0.0
         trainer = self._trainer(task, substitute, weights, exchange, start, run)
         trained = trainer.train(account.total.training_flops + extra)
-        found = self._diagnostics(trained, run) | {"exchanges": exchange.updates, "exchanged": exchange.replaced}
-        found["ran_sparse"] = trainer.ran_sparse
+        diagnostics = self._diagnostics(trained, run) | {"exchanges": exchange.updates, "exchanged": exchange.replaced}
+        diagnostics["ran_sparse"] = trainer.ran_sparse
         account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
-        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", found)
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def _fit_channels(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network, params = task.network.to(run.device), start.pop("params")
@@ -192,13 +192,13 @@ class SSVI(Method):
         )
         account = channel_account(task, narrow, run, self._scheme(None), self.interval)
         trained = self._trainer(task, substitute, weights, exchange, start, run).train(account.total.training_flops)
-        found = self._diagnostics(trained, run)
-        found |= {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
-        found["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
-        found["whole"] = channels.whole
-        found["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
+        diagnostics = self._diagnostics(trained, run)
+        diagnostics |= {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
+        diagnostics["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
+        diagnostics["whole"] = channels.whole
+        diagnostics["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
         state = trained.state(narrow, stored_slices(channels, exchange.kept))
-        return state.tensors(), layer_info(task, trained, run, account, "Gaussian", found)
+        return state.tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> KeptChannels:
         """The channels to begin with, drawn at random; on a GPU multiples of sixteen, where that is near the density.
@@ -268,24 +268,25 @@ def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:
 
     A layer that makes the network's outputs counts only where it cannot read fewer inputs.
     """
-    found = {}
+    whole = {}
     for name in layers:
         why = channels.whole.get(name)
         if weight_name(name) not in channels.weights or why not in (None, OUTPUTS):
-            found[name] = name if why is None else f"{name}: {why}"
-    return found
+            whole[name] = name if why is None else f"{name}: {why}"
+    return whole
 
 
 def _check_channels(network: Network, channels: Channels) -> None:
     """Refuse a network or a prior that channels cannot be taken from."""
-    own = dict(network.module.named_parameters())
-    fixed = [name for name in channels.extents if name in own and name not in network.names]
+    parameters = dict(network.module.named_parameters())
+    fixed = [name for name in channels.extents if name in parameters and name not in network.names]
     if fixed:
         raise ValueError(
             f"structure='channel' would take channels from {', '.join(fixed[:3])}, which are fixed (frozen, or left "
             "out by parameters=): select all parameters, or use structure='unstructured'"
         )
-    precisions = gaussian_precisions(network.prior, {name: own[name] for name in channels.extents if name in own})
+    concerned = {name: parameters[name] for name in channels.extents if name in parameters}
+    precisions = gaussian_precisions(network.prior, concerned)
     if precisions is not None and any(precision.ndim for precision in precisions.values()):
         raise ValueError(
             "structure='channel' needs a prior with one precision a layer, since a channel that comes takes the place "

@@ -100,8 +100,8 @@ class VariationalDropout(Method):
         few = smaller_layout(layout, stay)
         trained = Trained(few, mean[stay], log_std[stay], rest, hyper, history)
         account = pruned_account(before, training_account(task, few, run, scheme))
-        found = {"sparsity": 1 - account.density, "median_std": float(log_std[stay].median().exp())}
-        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", found)
+        diagnostics = {"sparsity": 1 - account.density, "median_std": float(log_std[stay].median().exp())}
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

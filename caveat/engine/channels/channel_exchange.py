@@ -119,8 +119,8 @@ class ChannelExchange:
         come = torch.cat([wide[name].flatten() for name in names])[now]
         _rearrange([mean, *points.values(), *buffers.values()], before, come)
         states = [(t, moments(t)) for t in (mean, *points.values())]
-        for i in range(max(len(own) for _, own in states)):
-            _rearrange([own[i] if i < len(own) else torch.zeros_like(t) for t, own in states], before, 0.0)
+        for i in range(max(len(stored) for _, stored in states)):
+            _rearrange([stored[i] if i < len(stored) else torch.zeros_like(t) for t, stored in states], before, 0.0)
         if log_std is not None:
             fills = self.weights.new_log_std(layout, self.new_std)
             parts = [fill.expand(n) for fill, n in zip(fills.unbind(), layout.counts.values(), strict=True)]

@@ -96,21 +96,22 @@ def swap(channels: Channels, kept: KeptChannels, drop: Counts, keep_scores: Scor
     new = dict(kept)
     add_scores = dict(zip(add_scores, _on_host([*add_scores.values()]), strict=True))
     for space, n in drop.items():
-        own, width = kept[space].numpy(), channels.widths[space]
-        if not 0 <= n <= min(len(own), width - len(own)):
+        present, width = kept[space].numpy(), channels.widths[space]
+        if not 0 <= n <= min(len(present), width - len(present)):
             raise ValueError(
-                f"drop[{space}]={n}, but space {space} has {len(own)} channels to remove and {width - len(own)} to add"
+                f"drop[{space}]={n}, but space {space} has {len(present)} channels to remove and "
+                f"{width - len(present)} to add"
             )
-        absent = np.delete(np.arange(width), own)
+        absent = np.delete(np.arange(width), present)
         keep, add = keep_scores[space].cpu().double().numpy(), add_scores[space].numpy()
-        if keep.shape != own.shape or add.shape != (width,):
+        if keep.shape != present.shape or add.shape != (width,):
             raise ValueError(
-                f"space {space} takes {len(own)} keep scores and {width} add scores, "
+                f"space {space} takes {len(present)} keep scores and {width} add scores, "
                 f"got {list(keep.shape)} and {list(add.shape)}"
             )
         if np.isnan(keep).any() or np.isnan(add[absent]).any():
             raise ValueError(f"scores of space {space} are not numbers: the loss or the weights are not finite")
-        stay = own[keep.argsort(stable=True)[n:]]
+        stay = present[keep.argsort(stable=True)[n:]]
         come = absent[(-add[absent]).argsort(stable=True)[:n]]
         new[space] = torch.from_numpy(np.sort(np.concatenate([stay, come])))
     return new

@@ -117,15 +117,15 @@ def entry_positions(index: dict[str, Index], shapes: dict[str, tuple[int, ...]],
     An entry is where its row (along the first axis) begins, and then where it is inside a row. Rows are few and gone
     through in numpy; all entries are found at once on the device, which takes longer to begin a step than to do it.
     """
-    shared = {id(own): own for axes in index.values() for own in axes if own is not None}
-    arrays = {key: own.numpy() for key, own in shared.items()}
+    shared = {id(entries): entries for axes in index.values() for entries in axes if entries is not None}
+    arrays = {key: entries.numpy() for key, entries in shared.items()}
     begins, insides, start = [], [], 0
     for name, shape in shapes.items():
-        first, *rest = (*(arrays.get(id(own)) for own in index.get(name, ())), None)
+        first, *rest = (*(arrays.get(id(entries)) for entries in index.get(name, ())), None)
         row = math.prod(shape[1:])
         inside = np.arange(row).reshape(shape[1:])
-        for axis, own in enumerate(rest):
-            inside = inside if own is None else inside.take(own, axis)
+        for axis, entries in enumerate(rest):
+            inside = inside if entries is None else inside.take(entries, axis)
         begins.append(start + row * (np.arange(shape[0]) if first is None else first))
         insides.append(inside.ravel())
         start += row * shape[0]
@@ -176,15 +176,15 @@ def shrink(module: nn.Module, index: dict[str, Index]) -> nn.Module:
     """A copy of a module with some entries of its tensors; layers and norms that own one are told their new size."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     # The copy is told that these tensors are copied already: the wide ones are never written twice.
-    memo = {id(tensors[name]): _cut(tensors[name], own) for name, own in index.items()}
+    memo = {id(tensors[name]): _cut(tensors[name], entries) for name, entries in index.items()}
     result: nn.Module = copy.deepcopy(module, memo)
-    for name, own in index.items():
+    for name, entries in index.items():
         owner = result.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             if name.endswith("weight"):
                 _resize_layer(owner)
-        elif own[0] is not None:
-            resize(owner, len(tensors[name]), len(own[0]))
+        elif entries[0] is not None:
+            resize(owner, len(tensors[name]), len(entries[0]))
     return result
 
 
@@ -213,6 +213,6 @@ def _cut(tensor: Tensor, index: Index) -> Tensor:
 
 def _mesh(index: Index, like: Tensor) -> tuple[Tensor, ...]:
     """Index tensors that pick the product of each axis's entries; axes after the last that is cut need none."""
-    n = 1 + max((axis for axis, own in enumerate(index) if own is not None), default=0)
-    parts = [torch.arange(like.shape[axis]) if own is None else own for axis, own in enumerate(index[:n])]
+    n = 1 + max((axis for axis, entries in enumerate(index) if entries is not None), default=0)
+    parts = [torch.arange(like.shape[axis]) if entries is None else entries for axis, entries in enumerate(index[:n])]
     return tuple(part.to(like.device).view(-1, *[1] * (n - 1 - axis)) for axis, part in enumerate(parts))

@@ -236,16 +236,16 @@ def _measured(network: Network, modules: Mapping[str, nn.Module], example: Input
         positions[names[module]][1] += here * inputs[0].requires_grad
 
     handles = [module.register_forward_hook(watch) for module in modules.values()]
-    own = dict(network.module.named_parameters())
+    parameters = dict(network.module.named_parameters())
     # With a graph, so that the inputs of each layer know whether anything before them is trained.
-    params = {name: p.detach().requires_grad_(name in network.names) for name, p in own.items()}
+    params = {name: p.detach().requires_grad_(name in network.names) for name, p in parameters.items()}
     try:
         with torch.enable_grad(), FlopCounterMode(display=False) as counter:
             network(params, example)
     finally:
         for handle in handles:
             handle.remove()
-    trained, seen, layers = {id(own[name]) for name in network.names}, set(), {}
+    trained, seen, layers = {id(parameters[name]) for name in network.names}, set(), {}
     for name, module in modules.items():
         weight = _weight(module)
         key = id(weight)

@@ -57,7 +57,7 @@ class _Tracer(fx.Tracer):
 
 
 class _FoldedNorm(nn.Module):
-    """In the place of a folded BatchNorm: passes on what the layer made, in which channels come second."""
+    """Takes the place of a folded BatchNorm: passes on the layer's outputs, in which channels come second."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()

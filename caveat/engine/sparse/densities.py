@@ -88,15 +88,15 @@ def _rounded(x: float) -> int:
 
 
 def _uniform(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]:
-    found = {name: _rounded(density * geometry.size) for name, geometry in geometries.items()}
+    counts = {name: _rounded(density * geometry.size) for name, geometry in geometries.items()}
     smallest = min(geometries, key=lambda name: geometries[name].size)
-    if not found[smallest]:
+    if not counts[smallest]:
         size = geometries[smallest].size
         raise ValueError(
             f"density={density} leaves no weight of layer {smallest!r}, which has {size:,}: "
             f"take at least {_upwards(0.5 / size)}, or keep that layer dense"
         )
-    return found
+    return counts
 
 
 def _erk(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]:
@@ -112,12 +112,12 @@ def _erk(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]
         scale = (low + high) / 2
         wanted = {name: min(max(scale * sum(geometries[name].shape), 1.0), float(sizes[name])) for name in sizes}
         low, high = (scale, high) if sum(wanted.values()) < total else (low, scale)
-    found = {name: math.floor(n) for name, n in wanted.items()}
+    counts = {name: math.floor(n) for name, n in wanted.items()}
     # Largest remainders first; a full layer has none.
-    by_remainder = sorted((n for n in sizes if found[n] < sizes[n]), key=lambda n: found[n] - wanted[n])
-    for name in by_remainder[: total - sum(found.values())]:
-        found[name] += 1
-    return found
+    by_remainder = sorted((n for n in sizes if counts[n] < sizes[n]), key=lambda n: counts[n] - wanted[n])
+    for name in by_remainder[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
 
 
 def _upwards(x: float) -> float:

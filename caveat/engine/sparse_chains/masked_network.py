@@ -141,7 +141,7 @@ class MaskedNetwork:
             network, index = self._narrow(mask)
             values = {name: t.detach() for name, t in self.moved.items()}
             values |= {name: t.clone() for name, t in self.buffers.items()}  # which a pass would write into
-            ones = {s: torch.ones(len(own), device=self.run.device) for s, own in self._on(mask).items()}
+            ones = {s: torch.ones(len(nodes), device=self.run.device) for s, nodes in self._on(mask).items()}
             ones = {s: m.to(network.dtype).requires_grad_() for s, m in ones.items()}
             thin = self._multiplied(_gathered(values, index), ones)
             hyper = {name: t.detach() for name, t in self.noise.hyper.items()}

@@ -24,8 +24,8 @@ from caveat.task import Task
 __all__ = ["channel_account", "layer_info", "training_account", "warn_if_frozen"]
 
 
-def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: str, found: dict[str, Any]) -> Info:
-    """The info of a fit: layers are of this `kind` (Gaussian, point); `found` is added to the diagnostics."""
+def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: str, more: dict[str, Any]) -> Info:
+    """The info of a fit: layers are of this `kind` (Gaussian, point); `more` is added to the diagnostics."""
     network, layout = task.network.to(run.device), trained.layout
     wide = plain_layers(network)
 
@@ -37,8 +37,8 @@ def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: s
         bias = f"{layer.name}.bias".removeprefix(".")
         return f"{kind}, {share}; bias a point" if bias in network.names else f"{kind}, {share}"
 
-    exchanged = found.get("exchanged", found.get("exchanged_channels"))
-    if exchanged == 0 and found["exchanging"] and account.density < 1 and run.gradient_evaluations:
+    exchanged = more.get("exchanged", more.get("exchanged_channels"))
+    if exchanged == 0 and more["exchanging"] and account.density < 1 and run.gradient_evaluations:
         run.warnings.append(
             "nothing was exchanged, so the places are those drawn at random at the start: lower interval (steps), "
             "raise replacement, or train longer; replacement=0 says that this is wanted"
@@ -49,7 +49,7 @@ def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: s
             "nn.Linear, nn.Conv1d and nn.Conv2d are given one (not subclasses; padded alike on both sides with zeros; "
             "no hooks; weights of their own)"
         )
-    diagnostics = {"history": trained.history, "density": account.density, "account": account.as_json()} | found
+    diagnostics = {"history": trained.history, "density": account.density, "account": account.as_json()} | more
     return run.info(network, treatment, diagnostics)
 
 

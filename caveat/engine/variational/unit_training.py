@@ -105,8 +105,8 @@ def train_and_prune(
     after = network_account(pruned.network, task.example(run.device), scheme, pruned.layout.counts)
     stored = (*pruned.units.tensors().values(), *pruned.slices.values())
     account = pruned_account(before, after, pruned.columns, sum(t.numel() * t.element_size() for t in stored))
-    found: dict[str, Any] = {"sparsity": 1 - account.density} | _counts_of_units(scaled.units, remaining)
-    return pruned.state(trained).tensors(), layer_info(task, trained, run, account, kind, found)
+    diagnostics: dict[str, Any] = {"sparsity": 1 - account.density} | _counts_of_units(scaled.units, remaining)
+    return pruned.state(trained).tensors(), layer_info(task, trained, run, account, kind, diagnostics)
 
 
 def _counts_of_units(units: Units, remaining: RemainingUnits) -> dict[str, Any]:
