@@ -76,6 +76,11 @@ class Task:
         """The number of training rows."""
         return len(self.train)
 
+    def example(self, device: torch.device) -> Inputs:
+        """The inputs of the first two training rows, for passes that find out how a network is built."""
+        x, _ = next(self.train.batches([torch.arange(min(self.n, 2))], device))
+        return x
+
     def log_joint(
         self,
         outputs: Tensor,

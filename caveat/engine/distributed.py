@@ -41,6 +41,17 @@ class Ranks:
                 if whole is not tensor:
                     tensor.copy_(whole)
 
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each floating-point tensor by its mean over the ranks, in place; others are left as they are.
+
+        BatchNorm statistics of a rank are those of its own rows: after an epoch, all ranks go on with their mean.
+        """
+        if self.size > 1:
+            floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+            self.add(floating)
+            for tensor in floating:
+                tensor /= self.size
+
     def mine(self, jobs: Sequence[int]) -> list[int]:
         """The jobs of this rank, dealt out in turn."""
         return list(jobs[self.rank :: self.size])
