@@ -3,7 +3,7 @@
     y = sum_k m_k x_k + b,   or a draw of it, N(sum_k m_k x_k, sum_k s_k^2 x_k^2) + b
 
     kernels             y = W x for W given by values and places, and the gradient at those places
-    sparse_layers       a network with such layers in place of its own
+    substitute          a network with such layers in place of its own
     densities           how many weights each layer has, and how many are exchanged as training goes on
     removal_criteria    which weights of a factorised Gaussian are worth keeping
     exchange            what an exchange of weights is, and when it happens
@@ -28,7 +28,7 @@ from caveat.engine.sparse.densities import Allocation, active_counts, dense_laye
 from caveat.engine.sparse.exchange import ActiveWeights, Exchange, NoExchange, Schedule, StepBatch
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import CRITERIA, Criterion, keep_scores
-from caveat.engine.sparse.sparse_layers import (
+from caveat.engine.sparse.substitute import (
     Substitute,
     WeightLayout,
     column_indices,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from caveat.engine.sparse.kernels import LayerGeometry
-from caveat.engine.sparse.sparse_layers import SparseLayer
+from caveat.engine.sparse.substitute import SparseLayer
 
 __all__ = ["Folded", "folded"]
 

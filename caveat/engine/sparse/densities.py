@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from caveat.engine.sparse.kernels import LayerGeometry
-from caveat.engine.sparse.sparse_layers import LayerGeometries
+from caveat.engine.sparse.substitute import LayerGeometries
 
 __all__ = ["Allocation", "active_counts", "dense_layers", "exchange_count", "replacement_rate"]
 

@@ -10,7 +10,7 @@ from caveat.batches import Inputs
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Variables, optimise
-from caveat.engine.training.weight_decay import weight_decay
+from caveat.engine.training.prior_as_decay import weight_decay
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import gaussian_precisions

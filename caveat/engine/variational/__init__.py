@@ -7,7 +7,7 @@
     weight_exchange        which weights there are, exchanged while they are trained
     layer_state            what such a posterior keeps: its weights, where they are, a draw of them
     layer_predictor        predictions through sparse layers, and a module to deploy
-    layer_info             what there is to say of a fit: coverage, costs, warnings
+    fit_report             what there is to say of a fit: coverage, costs, warnings
     multiplicative_noise   noise with a log-uniform prior
     noisy_training         training under that noise
     units, unit_noise      whole units of a network, and the numbers that multiply them
@@ -17,7 +17,7 @@
 Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by AEB, MaskedBNN and `deploy`.
 """
 
-from caveat.engine.variational.layer_info import channel_account, layer_info, training_account, warn_if_frozen
+from caveat.engine.variational.fit_report import channel_account, layer_info, training_account, warn_if_frozen
 from caveat.engine.variational.layer_predictor import LayerPrediction, LayerPredictor, module_at
 from caveat.engine.variational.layer_start import random_layout, substitute_and_means
 from caveat.engine.variational.layer_state import LayerState

@@ -14,7 +14,7 @@ from torch import Tensor
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import ActiveWeights, Scheme, Substitute, WeightLayout, network_account, sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational.layer_info import layer_info, training_account
+from caveat.engine.variational.fit_report import layer_info, training_account
 from caveat.engine.variational.layer_start import random_layout, substitute_and_means
 from caveat.engine.variational.layer_training import Trained
 from caveat.engine.variational.noisy_training import NoisyModel, NoisyTraining, scale_inputs

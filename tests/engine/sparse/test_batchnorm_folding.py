@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from caveat.engine.sparse.batchnorm_folding import folded
 from caveat.engine.sparse.kernels import LayerGeometry, Pattern
-from caveat.engine.sparse.sparse_layers import SparseLayer
+from caveat.engine.sparse.substitute import SparseLayer
 from caveat.models import resnet18
 
 RNG = torch.Generator().manual_seed(0)

@@ -9,7 +9,7 @@ from torch import nn
 
 from caveat.engine.sparse.densities import active_counts, dense_layers, exchange_count, replacement_rate
 from caveat.engine.sparse.kernels import LayerGeometry
-from caveat.engine.sparse.sparse_layers import LayerGeometries
+from caveat.engine.sparse.substitute import LayerGeometries
 
 LAYERS = {
     "stem": LayerGeometry((16, 3, 3, 3)),  # 432 weights

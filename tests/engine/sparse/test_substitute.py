@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import caveat
 from caveat import Network
 from caveat.engine.sparse.kernels import LayerGeometry, Pattern
-from caveat.engine.sparse.sparse_layers import (
+from caveat.engine.sparse.substitute import (
     _TINY,
     SparseLayer,
     Substitute,
