@@ -18,6 +18,7 @@ from torch import Tensor
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.running_moments import RunningMoments
 from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
 from caveat.engine.weight_draws import pick
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
@@ -125,15 +126,14 @@ class SWAG(Method):
 
 
 def _collect(epoch: int, variables: Variables) -> None:
-    """Running mean and sum of squared deviations of the iterates (Welford), and the last ones less their mean."""
+    """Add an epoch's iterate to the running moments, and its deviation from their mean to the last ones."""
     for name, parameter in variables.weights.items():
-        weight, mean, spread = parameter.detach(), variables.extra[f"mean/{name}"], variables.extra[f"spread/{name}"]
-        before = weight - mean
-        mean += before / epoch
-        spread += before * (weight - mean)
-        deviations: Tensor | None = variables.extra.get(f"deviations/{name}")
+        weight, path = parameter.detach(), variables.extra
+        moments = RunningMoments(path[f"mean/{name}"], path[f"spread/{name}"], count=epoch - 1)
+        moments.add(weight)
+        deviations: Tensor | None = path.get(f"deviations/{name}")
         if deviations is not None:
-            deviations[(epoch - 1) % len(deviations)] = weight - mean
+            deviations[(epoch - 1) % len(deviations)] = weight - moments.mean
 
 
 def _median_std(variance: Params) -> float:
