@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.chains import Chain, LearnedNoise
+from caveat.engine.chains import LangevinChain, LearnedNoise
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
@@ -87,7 +87,7 @@ class AEB(Method):
         network = task.network.to(run.device)
         layers, left = self.pruned(network)
         target = _Pruned(self, task, network, start, run, layers, left)
-        chain = Chain(task, run, self, target)
+        chain = LangevinChain(task, run, self, target)
         state = chain.run_all()
         layout = target.substitute.layout
         values = {name: layout.counts.get(name, 0) for name in candidates(network)}
@@ -95,7 +95,7 @@ class AEB(Method):
         state["hyper"] = target.noise.fixed
         return state, self._info(task, target, chain, run)
 
-    def _info(self, task: Task, target: "_Pruned", chain: Chain, run: Run) -> Info:
+    def _info(self, task: Task, target: "_Pruned", chain: LangevinChain, run: Run) -> Info:
         latent, layout = target.latent, target.substitute.layout
         included = [float((part > 0.5).double().mean()) for part in latent.inclusion.split(latent.counts)]
         found: dict[str, Any] = {
@@ -166,7 +166,7 @@ class _Pruned:
         prior = self.latent.log_prior(self.values) + self.noise.log_prior()
         return found + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
 
-    def after_step(self, chain: Chain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+    def after_step(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
         """Set the smallest weights to zero, then have the latent quantities follow."""
         with torch.no_grad():
             if self.places is None:
@@ -181,7 +181,7 @@ class _Pruned:
                 size = part.abs()
                 part[size <= size.kthvalue(gone).values] = 0
 
-    def after_epoch(self, chain: Chain) -> None:
+    def after_epoch(self, chain: LangevinChain) -> None:
         """At the end of the burn-in, go on with the largest weights alone."""
         buffers = [b for b in self.substitute.network.module.buffers() if b.is_floating_point()]
         self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from caveat.engine.chains import Chain
+from caveat.engine.chains import LangevinChain
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import candidates, weight_name
@@ -59,7 +59,7 @@ class MaskedBNN(Method):
         """Weights and nodes together, from all nodes on."""
         network = task.network.to(run.device)
         target = MaskedNetwork(task, start, run, self)
-        chain = Chain(task, run, self, target)
+        chain = LangevinChain(task, run, self, target)
         state = chain.run_all()
         state["active"] |= {
             "indices": torch.zeros(0, dtype=torch.int32, device=run.device),
@@ -68,7 +68,7 @@ class MaskedBNN(Method):
         state["hyper"] = target.noise.fixed
         return state, self._info(state, target, chain, run)
 
-    def _info(self, state: State, target: MaskedNetwork, chain: Chain, run: Run) -> Info:
+    def _info(self, state: State, target: MaskedNetwork, chain: LangevinChain, run: Run) -> Info:
         network = target.network
         made = mean_account([target.account(own_network(one_draw(state, i), network)) for i in range(self.length)])
 

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.chains import Chains, Coordinates, DrawStore, random_stream
+from caveat.engine.chains import (
+    HAMILTONIAN_STATS,
+    Coordinates,
+    DrawStore,
+    HamiltonianSampler,
+    ParallelChains,
+    random_stream,
+)
 from caveat.engine.chains.diagnostics import effective_sample_size
 from caveat.engine.cost import forward_flops
 from caveat.engine.run import Run
-from caveat.methods.hmc import _Sampler
 from caveat.network import Params
-
-STATS = dict.fromkeys(("lp", "energy", "acceptance_rate", "step_size"), torch.float64)
-STATS |= {"diverging": torch.bool, "n_steps": torch.int64}
 
 
 def flat_draws(posterior: caveat.Posterior) -> Tensor:
@@ -271,19 +274,19 @@ def geweke_draws(transitions: int, splits: int) -> Tensor:
     task = caveat.Task(nn.Linear(1, 1), (x, y), caveat.Gaussian(), caveat.LaplacePrior(0.5))
     coordinates, run = Coordinates.of(task.network, task.hyper), Run(seed=5)
     method = caveat.HMC(1, transitions, 0, step_size=0.6, jitter=0.2, trajectory=1.5, splits=splits, begin="prior")
-    store = DrawStore(run, torch.float32, coordinates, (1, transitions), STATS)
-    with Chains(task, run, 1, coordinates, parts=splits) as chains:
-        sampler = _Sampler(method, chains, store, run)
-        sampler._begin()
+    store = DrawStore(run, torch.float32, coordinates, (1, transitions), HAMILTONIAN_STATS)
+    with ParallelChains(task, run, 1, coordinates, parts=splits) as chains:
+        sampler = HamiltonianSampler(method, chains, store, run)
+        sampler.begin()
         for _ in range(transitions):
-            sampler._iterate()
-            weight, bias, log_noise = coordinates.weights(sampler.position)[0]
+            sampler.iterate()
+            weight, bias, log_noise = coordinates.weights(sampler.now.position)[0]
             for inputs, targets in chains.pieces.everything():  # the chain's own rows, in place
                 noise = torch.randn(targets.shape, generator=rng) * log_noise.exp()
                 targets.copy_(inputs * weight + bias + noise)
-            sampler._place(sampler.position)
-    assert bool((store.state["stats"]["acceptance_rate"] < 1).any())
-    return torch.cat([stack.flatten(2) for stack in store.state["params"].values()], 2).double()
+            sampler.place(sampler.now.position)
+    assert bool((store.stats["acceptance_rate"] < 1).any())
+    return torch.cat([stack.flatten(2) for stack in store.params.values()], 2).double()
 
 
 def assert_marginals_are_the_prior(transitions: int, splits: int) -> None:
@@ -340,7 +343,7 @@ def test_what_is_stored_of_each_draw(dtype: torch.dtype, temperature: float) -> 
     posterior = caveat.fit(task, method, seed=9, progress=False)
     stats, draws = posterior.state["stats"], flat_draws(posterior)
     assert {name: (value.dtype, tuple(value.shape)) for name, value in stats.items()} == {
-        name: (kind, (2, 40)) for name, kind in STATS.items()
+        name: (kind, (2, 40)) for name, kind in HAMILTONIAN_STATS.items()
     }
     assert bool(((stats["acceptance_rate"] >= 0) & (stats["acceptance_rate"] <= 1)).all())
     assert bool((stats["n_steps"] == math.ceil(math.pi / 2 * math.sqrt(temperature) / 0.25)).all())
@@ -595,8 +598,8 @@ def test_a_fit_that_fails_keeps_the_draws_that_it_had(interrupted: Path, monkeyp
     partial = interrupted.with_name("posterior.partial")
     before = {path.name: path.read_bytes() for path in partial.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr("caveat.methods.hmc.DIVERGED", -1.0)  # every proposal, from now on
-        patch.setattr("caveat.methods.hmc.HOPELESS", 1)
+        patch.setattr("caveat.engine.chains.hamiltonian_sampler.DIVERGED", -1.0)  # every proposal, from now on
+        patch.setattr("caveat.engine.chains.hamiltonian_sampler.HOPELESS", 1)
         with pytest.raises(ValueError, match="every proposal diverged"):
             caveat.fit(network_task(), caveat.HMC(2, 20, 4, 0.2), folder=interrupted, progress=False)
     assert {path.name: path.read_bytes() for path in partial.iterdir()} == before

@@ -37,9 +37,15 @@ Moments = Callable[[Tensor], list[Tensor]]  # what the optimiser keeps of a tens
 class BatchPart:
     """A rank's rows of a step's batch and its share of the prior, so that the ranks' losses sum to the batch's."""
 
-    start: int
-    batch_rows: int
+    start: int  # the place of its first row in the batch
+    batch_rows: int  # of all ranks
     prior_share: float
+
+    @classmethod
+    def of_rank(cls, shares: tuple[Tensor, ...], rank: int) -> "BatchPart":
+        """The part of one rank, given the rows of every rank; ranks that have rows share the prior evenly."""
+        occupied = sum(len(share) > 0 for share in shares)
+        return cls(sum(map(len, shares[:rank])), sum(map(len, shares)), 1 / occupied)
 
 
 class Loss(Protocol):
@@ -179,9 +185,7 @@ class _Loop:
         x, y = batch
         if self.channels_last:
             x = map_tensors(_channels_last, x)
-        rank = self.run.ranks.rank
-        occupied = sum(len(part) > 0 for part in parts)
-        part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), 1 / occupied)
+        part = BatchPart.of_rank(parts, self.run.ranks.rank)
         if self.training_flops is None:
             weights = self.variables.weights  # only those of the network itself: a method may train others
             known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
