@@ -379,17 +379,17 @@ class Caveat:
         """Log density and gradient at the first weights."""
         import torch
 
-        from caveat.engine.chains import Coordinates, Lane
-        from caveat.engine.chains.log_posterior import Pieces
+        from caveat.engine.chains import Coordinates, LogPosterior
+        from caveat.engine.chains.log_posterior import RowPieces
 
         coordinates = Coordinates.of(self.task.network, self.task.hyper)
-        lane = Lane(self.task.network, coordinates, 1, self.task.hyper)
+        log_posterior = LogPosterior(self.task.network, coordinates, 1, self.task.hyper)
         start = {name: torch.from_numpy(start[0]) for name, start in self.starts.items()}
         position = coordinates.at(start).unsqueeze(0)
-        likelihood, gradient = lane.gradient(position, Pieces(self.task.train, self.task.network).part())
+        likelihood, gradient = log_posterior.gradient(position, RowPieces(self.task.train, self.task.network).part())
         scale = math.sqrt(self.case.prior_variance)  # positions are weights over it
         found = {name: value.numpy() / scale for name, value in coordinates.split(gradient[0]).items()}
-        return float(likelihood + lane.log_prior(position)), found
+        return float(likelihood + log_posterior.log_prior(position)), found
 
     def sample(self) -> Sampled:
         """Draw, and measure it."""

@@ -51,7 +51,7 @@ from torch import Tensor, nn
 import caveat
 from caveat import data, models
 from caveat.engine.cost import forward_flops, peak_bytes, reset_peak
-from caveat.engine.linear_model import ConjugateGradients, Draws, LinearModel, System, Tuning, inner
+from caveat.engine.linear_model import ConjugateGradients, LinearModel, LinearSystem, SampleRandomness, Tuning, inner
 from caveat.engine.linearised import NetworkFeatures
 from caveat.engine.linearised.jacobian_features import NetworkBlock
 from caveat.network import Network
@@ -228,7 +228,7 @@ def work(job: Job) -> None:
         found, z = exactly(linear, right)
     else:
         rank = 0 if job.what == "caveat, no sketch" else ConjugateGradients.rank
-        found, z = by_caveat(linear, System(right, systems["prior"][: job.vectors]), rank)
+        found, z = by_caveat(linear, LinearSystem(right, systems["prior"][: job.vectors]), rank)
     save_file({"z": z.contiguous()}, Path(job.folder) / f"{job.what}.safetensors")
     print(json.dumps(found))
 
@@ -261,12 +261,12 @@ def write_systems(rows: int, vectors: int, folder: Path) -> str:
     state = caveat.fit(task, caveat.MAP(training=training), progress=False).state
     save_file(dict(state["params"]), folder / "weights.safetensors")
     model = Linear(folder).model
-    system = Draws(model, vectors).system(model)
+    system = SampleRandomness(model, vectors).system(model)
     save_file({"right": system.right, "prior": system.prior}, folder / "systems.safetensors")
     return said
 
 
-def by_caveat(linear: Linear, system: System, rank: int) -> tuple[dict[str, float], Tensor]:
+def by_caveat(linear: Linear, system: LinearSystem, rank: int) -> tuple[dict[str, float], Tensor]:
     """Sketch and solve, after a pass that is not timed."""
     linear.model.product(system.right)
     start = time.perf_counter()

@@ -3,7 +3,7 @@
     y = phi(x) theta + noise,   theta ~ N(0, 1 / prior_precision),   theta | data ~ N(mean, H^-1)
 
 Mean and samples are solutions of linear systems (`engine.linear_model`), the prior precision and the noise come from
-MacKay's updates (`engine.mackay`). Memory grows with samples x features, time with rows x features x samples.
+MacKay's updates. Memory grows with samples x features, time with rows x features x samples.
 """
 
 import math
@@ -18,21 +18,21 @@ from torch import Tensor
 from caveat.engine.linear_model import (
     ConjugateGradients,
     DenseFeatures,
-    Draws,
     Features,
     Hyperparameters,
     LinearModel,
-    Report,
+    PosteriorSolution,
     RowNoise,
-    Scaled,
+    SampleRandomness,
+    ScaledFeatures,
     Solver,
-    Tuned,
+    SolveReport,
     Tuning,
     log_determinant,
+    mean_beside_samples,
     misfit,
-    posterior,
     regression_system,
-    together,
+    solve_posterior,
 )
 from caveat.engine.linear_model import g_prior as scaled_by_curvature
 from caveat.engine.linear_model import tune as find_precisions
@@ -53,7 +53,7 @@ class LinearPosterior:
     prior_precision: Tensor  # of each group, [G]
     effective_dimension: float  # how many parameters the data determine
     products: float  # of the features with one vector, there and back, altogether
-    report: Report  # of the last solve
+    report: SolveReport  # of the last solve
     history: list[dict[str, list[float]]] = field(default_factory=list)  # prior, noise and gamma at each update
     warnings: list[str] = field(default_factory=list)
     evidence: Callable[[], float] | None = field(default=None, repr=False)
@@ -64,7 +64,7 @@ class LinearPosterior:
         return self.mean + self.deviations
 
     def sample_functions(self, x: Array | Features) -> Tensor:
-        """The samples' values at new rows, without noise: [K, B, m]."""
+        """The values of the sampled functions at new rows, without noise: [K, B, m]."""
         return self._values(x, self.samples)
 
     def predict(self, x: Array | Features, noise: float | Array | None = None) -> GaussianPredictive:
@@ -86,7 +86,10 @@ class LinearPosterior:
         return GaussianPredictive(mean.unsqueeze(0), (epistemic + aleatoric).unsqueeze(0), aleatoric)
 
     def log_evidence(self) -> float:
-        """The logarithm of p(targets), exact; refused where neither parameters nor rows are few enough for a matrix."""
+        """The exact log evidence, log p(targets).
+
+        It is refused if neither the parameters nor the rows are few enough for a matrix over them.
+        """
         assert self.evidence is not None
         return self.evidence()
 
@@ -137,7 +140,7 @@ class BayesianLinearModel:
         self._prior = _prior(prior_precision, self.groups, self.features.size).to(self.features.device)
 
     def fit(self, samples: int = 64, seed: int = 0, tune: bool = True) -> LinearPosterior:
-        """The posterior's mean and samples.
+        """Compute the posterior's mean and samples.
 
         Args:
             samples: how many; predictions want 32 or more.
@@ -151,37 +154,39 @@ class BayesianLinearModel:
         unit = torch.ones(1, dtype=self.features.dtype, device=self.features.device)
         model = LinearModel(self.features, RowNoise(self._factors), unit)
         model = scaled_by_curvature(model) if self.g_prior else model
-        solve = together(regression_system(model, self.targets))
+        solve = mean_beside_samples(regression_system(model, self.targets))
         prepared = self.solver.prepare(model, seed)
         hyper, tuned, start = Hyperparameters(self._prior, self._noise**-2, self.groups), None, None
-        draws = Draws(model, samples, seed)
+        draws = SampleRandomness(model, samples, seed)
         if tune:
-            few = Draws(model, min(samples, self.tuning.samples), seed)
+            few = SampleRandomness(model, min(samples, self.tuning.samples), seed)
             error = (lambda mean: misfit(model, self.targets, mean)) if self.learns_noise else None
             tuned = find_precisions(model, hyper, prepared, few, solve, self.tuning, error)
             hyper = tuned.hyper
             # The samples of the tuning are the first of all; the others start from the prior's draws.
             others = draws.system(hyper.model(model)).prior[len(tuned.samples) :]
             start = torch.cat([tuned.samples, others, tuned.mean.unsqueeze(0)])
-        found = posterior(model, hyper, prepared, draws, solve, start)
-        return self._result(model, found, tuned, prepared.preparation)
+        solution = solve_posterior(model, hyper, prepared, draws, solve, start)
+        return self._result(model, solution, tuned, prepared.preparation)
 
-    def _result(self, model: LinearModel, found: Tuned, tuned: Tuned | None, preparation: float) -> LinearPosterior:
-        hyper, scale = found.hyper, model.features.scale if isinstance(model.features, Scaled) else 1.0
-        said = list(dict.fromkeys([*found.warnings, *([] if tuned is None else tuned.warnings)]))
-        for warning in said:
+    def _result(
+        self, model: LinearModel, solution: PosteriorSolution, tuned: PosteriorSolution | None, preparation: float
+    ) -> LinearPosterior:
+        hyper, scale = solution.hyper, model.features.scale if isinstance(model.features, ScaledFeatures) else 1.0
+        messages = list(dict.fromkeys([*solution.warnings, *([] if tuned is None else tuned.warnings)]))
+        for warning in messages:
             warnings.warn(warning, stacklevel=3)
         return LinearPosterior(
-            mean=found.mean * scale,
-            deviations=found.samples * (scale * hyper.noise**-0.5),
+            mean=solution.mean * scale,
+            deviations=solution.samples * (scale * hyper.noise**-0.5),
             noise=hyper.noise**-0.5 if self._one_noise else None,
             prior_precision=hyper.prior,
-            effective_dimension=float(found.effective_dimension.sum()),
-            products=preparation + found.vectors + (0.0 if tuned is None else tuned.vectors),
-            report=found.report,
+            effective_dimension=float(solution.effective_dimension.sum()),
+            products=preparation + solution.vectors + (0.0 if tuned is None else tuned.vectors),
+            report=solution.report,
             history=[] if tuned is None else tuned.history,
-            warnings=said,
-            evidence=lambda: self._log_evidence(hyper.model(model), hyper.noise, found.mean),
+            warnings=messages,
+            evidence=lambda: self._log_evidence(hyper.model(model), hyper.noise, solution.mean),
         )
 
     def _log_evidence(self, model: LinearModel, noise_precision: float, mean: Tensor) -> float:
@@ -193,7 +198,7 @@ class BayesianLinearModel:
 
 
 def as_features(x: Array | Features, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Features:
-    """Arrays as dense features, in double precision where they hold whole numbers."""
+    """Arrays as dense features; integers become float64. Objects that are features already are returned."""
     if not isinstance(x, Tensor | np.ndarray):
         return x
     phi = torch.as_tensor(x, device=device)
@@ -217,7 +222,7 @@ def _targets(targets: Array, features: Features) -> Tensor:
 
 
 def _noise(noise: float | Array | None, targets: Tensor) -> tuple[Tensor, float]:
-    """Factors of each row's precision, up to one number for all, and that number as a standard deviation."""
+    """Factors [n, m] of each row's precision, up to one number for all, and that number as a standard deviation."""
     std = torch.as_tensor(1.0 if noise is None else noise, dtype=targets.dtype, device=targets.device)
     if std.ndim > 1 or (std.ndim == 1 and len(std) != len(targets)) or not bool(((std > 0) & std.isfinite()).all()):
         raise ValueError(

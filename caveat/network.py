@@ -231,10 +231,10 @@ def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
-    """A context in whose arithmetic nobody outside has a say.
+    """A context in which an autocast outside of it has no effect.
 
-    Nor is what an autocast inside it rounds kept: torch forgets that only when the outermost context is left, so that
-    weights would stay those of the first step.
+    It also switches off autocast's cache of rounded weights. Torch clears that cache only when the outermost context is
+    left, so an autocast inside this one would go on using the rounded weights of the first step.
     """
     return torch.autocast(device.type, enabled=False, cache_enabled=False)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from caveat import BayesianLinearModel
 from caveat.bayesian_linear_model import LinearPosterior
-from caveat.engine.linear_model import Block, ConjugateGradients, DenseFeatures, Tuning
+from caveat.engine.linear_model import ConjugateGradients, DenseFeatures, RowBlock, Tuning
 
 ROWS, SIZE, NOISE = 150, 80, 0.3
 
@@ -155,7 +155,7 @@ class Products:
 
     size, rows, outputs, dtype, device = SIZE, ROWS, 1, torch.float64, torch.device("cpu")
 
-    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[RowBlock]:
         return DenseFeatures(PHI, 17).blocks(order)
 
 

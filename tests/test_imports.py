@@ -72,6 +72,7 @@ FLOOR: dict[str, set[str]] = {
         "method",
         "replicas",
         "run",
+        "running_moments",
         "torch_settings",
         "weight_draws",
         "working_memory",

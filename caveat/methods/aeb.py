@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.chains import Chain, LearnedNoise
+from caveat.engine.chains import LangevinChain, LearnedNoise
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
@@ -87,13 +87,13 @@ class AEB(Method):
         network = task.network.to(run.device)
         layers, left = self.pruned(network)
         target = _Pruned(self, task, network, start, run, layers, left)
-        chain = Chain(task, run, self, target)
+        chain = LangevinChain(task, run, self, target)
         drawn, layout = chain.run_all(), target.substitute.layout
         counts = torch.tensor([layout.counts.get(name, 0) for name in plain_layers(network)])
         state = DrawsState.of_chain(drawn, layout.indices, counts, target.noise.fixed)
         return state.tensors(), self._info(task, target, chain, run)
 
-    def _info(self, task: Task, target: "_Pruned", chain: Chain, run: Run) -> Info:
+    def _info(self, task: Task, target: "_Pruned", chain: LangevinChain, run: Run) -> Info:
         latent, layout = target.latent, target.substitute.layout
         included = [float((part > 0.5).double().mean()) for part in latent.inclusion.split(latent.counts)]
         diagnostics: dict[str, Any] = {
@@ -164,7 +164,7 @@ class _Pruned:
         prior = self.latent.log_prior(self.values) + self.noise.log_prior()
         return likelihood + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
 
-    def after_step(self, chain: Chain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+    def after_step(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
         """Set the smallest weights to zero, then let the latent quantities follow."""
         with torch.no_grad():
             if self.places is None:
@@ -179,7 +179,7 @@ class _Pruned:
                 size = part.abs()
                 part[size <= size.kthvalue(gone).values] = 0
 
-    def after_epoch(self, chain: Chain) -> None:
+    def after_epoch(self, chain: LangevinChain) -> None:
         """At the end of the burn-in, go on with the largest weights of each layer alone."""
         self.run.ranks.average(self.substitute.network.module.buffers())
         if chain.epoch >= self.method.burn_in and self.places is None:

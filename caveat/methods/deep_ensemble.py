@@ -2,9 +2,9 @@
 
     p(y | x) = 1/M sum_m p(y | x, theta_m),   theta_m trained from its own initial weights and in its own order
 
-Members find different modes of the posterior, which is what a single Gaussian around one mode cannot do. Each member
-is a MAP under the prior. Members are spread over the ranks of a distributed run, and a member that is finished is
-never trained again.
+Members find different modes of the posterior, which a single Gaussian around one mode cannot do. Each member is a MAP
+under the prior. The ranks of a distributed run divide the members among them, and a member that is finished is never
+trained again when a run is resumed.
 """
 
 from collections.abc import Iterator
@@ -40,11 +40,11 @@ class DeepEnsemble(Method):
 
     @property
     def default_draws(self) -> int:
-        """Every member once."""
+        """As many as there are: every member is used once."""
         return self.members
 
     def memory(self, network: Network) -> int:
-        """Every member."""
+        """Bytes of the weights of all members."""
         return self.members * network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
@@ -53,13 +53,13 @@ class DeepEnsemble(Method):
         fresh_weights, mine = FreshWeights(network), dict[int, Params]()
         for m in run.ranks.mine(range(self.members)):
             part = run.child(f"member-{m + 1}", alone=True)
-            kept = part.appended("member")
-            if kept is None:
+            finished = part.appended("member")
+            if finished is None:
                 fresh: State = {"params": fresh_weights(part.rng), "hyper": task.hyper}
                 member = train_point(task, network, fresh, self.training, part).draw()
                 part.append("member", {"member": member})
             else:
-                member = kept[0]["member"]
+                member = finished[0]["member"]
             run.absorb(part)
             mine[m] = {name: value.to(run.device) for name, value in member.items()}
         run.add_costs_of_ranks()
@@ -67,7 +67,7 @@ class DeepEnsemble(Method):
         return state, run.info(network, f"{self.members} point estimates")
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Members: each equally often, the remainder at random."""
+        """N members: each equally often, the remainder at random."""
         for m in pick(self.members, n, rng):
             yield {name: stack[m] for name, stack in state["params"].items()}
 

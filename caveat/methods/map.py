@@ -25,7 +25,7 @@ __all__ = ["MAP"]
 
 @dataclass(frozen=True)
 class MAP(Method):
-    """The most probable weights; with temperature=True, scaled on validation data to be as sure as they should be."""
+    """The most probable weights; with temperature=True their confidence is scaled to fit validation data."""
 
     temperature: bool = False  # fit one temperature on the task's validation rows
     training: Training = Training()
@@ -37,11 +37,11 @@ class MAP(Method):
         check_knobs(self)
 
     def memory(self, network: Network) -> int:
-        """One copy of the weights."""
+        """Bytes of one copy of the weights."""
         return network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Train, then scale."""
+        """Train the weights, then fit the temperature where that is asked for."""
         network = task.network.to(run.device)
         if self.temperature and task.validation is None:
             raise ValueError("temperature=True is fitted on validation data: give the task validation=0.1, or a loader")
@@ -59,7 +59,7 @@ class MAP(Method):
         return {"params": point.params, "hyper": hyper}, run.info(network, "point estimate", diagnostics)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """The point, n times."""
+        """The same weights, n times."""
         for _ in range(n):
             yield state["params"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from caveat.engine.chains import Chain
+from caveat.engine.chains import LangevinChain
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import plain_layers, weight_name
@@ -57,13 +57,13 @@ class MaskedBNN(Method):
         """Weights and nodes together, from all nodes on."""
         network = task.network.to(run.device)
         target = MaskedNetwork(task, start, run, self)
-        chain = Chain(task, run, self, target)
+        chain = LangevinChain(task, run, self, target)
         indices = torch.zeros(0, dtype=torch.int32, device=run.device)
         counts = torch.zeros(len(plain_layers(network)), dtype=torch.int64)
         state = DrawsState.of_chain(chain.run_all(), indices, counts, target.noise.fixed)
         return state.tensors(), self._info(state, target, chain, run)
 
-    def _info(self, state: DrawsState, target: MaskedNetwork, chain: Chain, run: Run) -> Info:
+    def _info(self, state: DrawsState, target: MaskedNetwork, chain: LangevinChain, run: Run) -> Info:
         network, layers = target.network, plain_layers(target.network)
         account = mean_account([target.narrow_account(draw.network(network)) for draw in state.draws])
 

@@ -3,8 +3,8 @@
     p(y | x) ~ 1/S sum_s p(y | f(x, masks_s)),   masks ~ Bernoulli(1 - rate) on activations
 
 A network with dropout layers needs nothing more than this. A network without them gets dropout before every linear and
-convolutional layer but the first, as calls are made: the module itself stays as it is. Masks are on activations,
-differ from row to row and belong to no weight vector, so there are no weight draws to hand out.
+convolutional layer but the first, inserted while it runs: the module itself does not change. Masks are on activations
+and differ from row to row, so they belong to no weight vector, and there are no weight draws.
 """
 
 import threading
@@ -32,19 +32,17 @@ from caveat.task import Task
 
 __all__ = ["MCDropout"]
 
-_GLOBAL_GENERATOR = (
-    threading.Lock()
-)  # torch has one, from which the dropout inside recurrent layers and attention draws
+# Dropout inside recurrent layers and attention draws from torch's global generator, of which there is one.
+_GLOBAL_GENERATOR = threading.Lock()
 
 
 @dataclass(frozen=True)
 class MCDropout(Method):
     """Dropout left on at prediction: the network's own layers, or inserted at a rate."""
 
-    rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = (
-        None  # of inserted dropout; None uses the network's own
-    )
-    default_draws: Count = 30  # passes a prediction
+    # The rate of inserted dropout; None uses the network's own layers.
+    rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = None
+    default_draws: Count = 30  # passes of a prediction
     training: Training = Training(epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
     starts_from: ClassVar[StartsFrom] = "trained"
     quick: ClassVar["MCDropout"]
@@ -53,20 +51,20 @@ class MCDropout(Method):
         check_knobs(self)
 
     def memory(self, network: Network) -> int:
-        """One copy of the weights."""
+        """Bytes of one copy of the weights."""
         return network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Train with dropout on where that is asked for; otherwise keep the weights."""
+        """Train with dropout on if there are epochs to train for; otherwise use the weights as they are."""
         network = task.network.to(run.device)
         probe, _ = next(task.train.batches([torch.arange(1)], run.device))
-        places = self._places(network, probe)
-        if not places and self.rate is not None:
+        masks = self._masks_per_pass(network, probe)
+        if not masks and self.rate is not None:
             raise ValueError(
                 f"MCDropout(rate={self.rate}) reached no layer: it comes before every linear and convolutional layer "
                 "but the first, and the network has no such layer; give the network dropout of its own"
             )
-        if not places:
+        if not masks:
             raise ValueError(
                 "the network has no dropout layers, so every pass would be the same: "
                 "give MCDropout(rate=0.1, training=Training(epochs=100))"
@@ -81,24 +79,24 @@ class MCDropout(Method):
             run.warnings.append(
                 "dropout was inserted into weights that were trained without it: set training.epochs to adapt them"
             )
-        diagnostics = {"history": point.history, "masks_per_pass": places}
+        diagnostics = {"history": point.history, "masks_per_pass": masks}
         return {"params": point.params, "hyper": point.hyper}, run.info(
             network, "dropout masks on activations", diagnostics
         )
 
-    def _places(self, network: Network, x: Inputs) -> int:
-        """How many masks one pass draws."""
+    def _masks_per_pass(self, network: Network, x: Inputs) -> int:
+        """How many masks one pass over x [B, ...] draws."""
         with _Masks(self.rate, torch.Generator(network.device).manual_seed(0)) as masks, torch.no_grad():
             network(network.params(), x)
         return masks.drawn
 
     def predictor(self, state: State, network: Network) -> "_MaskPredictor":
-        """Passes with dropout on."""
+        """A predictor that makes passes with dropout on."""
         return _MaskPredictor(self.rate, state, network)
 
 
 class _MaskPredictor:
-    """Predicts by passes with masks of their own."""
+    """Predicts by passes, each of which draws its own masks."""
 
     def __init__(self, rate: float | None, state: State, network: Network) -> None:
         self._rate, self._state = rate, state
@@ -128,10 +126,10 @@ class _MaskPredictor:
 
 
 class _Masks(TorchFunctionMode):
-    """During one pass, dropout is on and draws from one generator; with a rate, it also comes before layers.
+    """A context for one pass, in which dropout is on and draws from one generator; with a rate, also before layers.
 
-    `rows` = (first, count, total) says which rows of a larger batch the pass holds: masks are drawn for all of it, so
-    that ranks that share a batch use the masks that one process would have used.
+    `rows` = (first, count, total) says which rows of a larger batch the pass has. Masks are drawn for the whole batch,
+    so that ranks that divide a batch use the masks that a single process would have used.
     """
 
     layers = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
@@ -145,13 +143,13 @@ class _Masks(TorchFunctionMode):
         self.drawn, self.layers_seen = 0, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace dropout by ours; put ours before layers."""
+        """Replace calls of dropout by ours, and insert ours before layers."""
         kwargs = kwargs or {}
         if function in self.elementwise or function in self.channelwise:
             x, p = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
             if p == 0:
                 return x
-            keep = self._keep(x, p, 2 if function in self.channelwise else x.ndim)
+            keep = self._mask(x, p, 2 if function in self.channelwise else x.ndim)
             return _alpha_dropped(x, keep, p) if "alpha" in function.__name__ else x * keep / max(1 - p, 1e-12)
         if function is F.multi_head_attention_forward:
             rate = next(value for value in args if isinstance(value, float))
@@ -162,18 +160,18 @@ class _Masks(TorchFunctionMode):
         if self.rate is not None and function in self.layers:
             self.layers_seen += 1
             if self.layers_seen > 1:
-                args = (args[0] * self._keep(args[0], self.rate, args[0].ndim) / (1 - self.rate), *args[1:])
+                args = (args[0] * self._mask(args[0], self.rate, args[0].ndim) / (1 - self.rate), *args[1:])
         return function(*args, **kwargs)
 
     def _switched_on(self, function: Any, args: Any, kwargs: Any, rate: float) -> Any:
-        """A function with dropout of its own inside, which draws from the global state: seeded from our generator."""
+        """Call a function that has dropout inside, which draws from the global generator, seeded from ours."""
         self.drawn += rate > 0
         seed = int(torch.randint(2**62, (), generator=self.rng, device=self.rng.device))
         with _GLOBAL_GENERATOR, seeded(seed, self.rng.device):
             return function(*args, **kwargs)
 
-    def _keep(self, x: Tensor, rate: float, axes: int) -> Tensor:
-        """1 with probability 1 - rate, else 0, for each entry of the first `axes` axes."""
+    def _mask(self, x: Tensor, rate: float, axes: int) -> Tensor:
+        """A mask for x [B, ...]: 1 with probability 1 - rate, else 0, for each entry of the first `axes` axes."""
         self.drawn += 1
         shape = [*x.shape[:axes], *[1] * (x.ndim - axes)]
         first, count, total = self.rows or (0, len(x), len(x))
@@ -184,7 +182,7 @@ class _Masks(TorchFunctionMode):
 
 
 def _alpha_dropped(x: Tensor, keep: Tensor, rate: float) -> Tensor:
-    """Dropout for self-normalising networks: dropped entries take SELU's lowest value, moments are kept."""
+    """Dropout for self-normalising networks: dropped entries get SELU's lowest value, and moments are preserved."""
     lowest = -1.7580993408473766
     gain = ((1 - rate) * (1 + rate * lowest**2)) ** -0.5
     return gain * (x * keep + lowest * (1 - keep)) - gain * lowest * rate

@@ -14,7 +14,7 @@ import torch
 
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace import flat_prior
-from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, StochasticDescent, Tuned, Tuning
+from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, PosteriorSolution, StochasticDescent, Tuning
 from caveat.engine.linearised import (
     NEGLIGIBLE,
     SamplePredictor,
@@ -218,7 +218,9 @@ class SampledLaplace(Method):
         return SamplePredictor(SampleState.of(state), self._own(network), by_weights=by_weights, at_once=self.at_once)
 
 
-def _report(hyper: Hyperparameters, tuned: Tuned | None, notes: list[dict[str, Any]], names: list[str]) -> Any:
+def _report(
+    hyper: Hyperparameters, tuned: PosteriorSolution | None, notes: list[dict[str, Any]], names: list[str]
+) -> Any:
     energies = [energy for note in notes for energy in note["energies"]]
     precisions = dict(zip(names, hyper.prior.tolist(), strict=True))
     return {

@@ -3,10 +3,10 @@
     m <- beta m + sqrt(eta) g + sqrt(2 (1 - beta) T) M^(1/2) xi;   theta <- theta + sqrt(eta) M^(-1) m,   xi ~ N(0, I)
 
 g is the gradient of the log posterior, its likelihood estimated from a batch. beta = 0 is SGLD (Welling and Teh 2011),
-theta + eta g + sqrt(2 eta T) xi; beta > 0 is SGHMC (Chen et al. 2014). M is 1, or the root of a running mean of g^2 (Li
-et al. 2016), held still once draws are kept, since adapting it further would bias them. Cyclical steps (Zhang et al.
-2020) fall from eta to 0 along half a cosine, and draws are taken where they are small. There is no accept step, so a
-bias of the order of eta remains; the noise is what the temperature asks for, no more and no less.
+beta > 0 is SGHMC (Chen et al. 2014). M is 1, or the root of a running mean of g^2 (Li et al. 2016), which no longer
+changes once draws are stored, since adapting it further would bias them. Cyclical step sizes (Zhang et al. 2020) fall
+from eta to 0 along half a cosine, and draws are taken where they are small. There is no accept step, so a bias of the
+order of eta remains; the noise is what the temperature asks for, no more and no less.
 """
 
 import math
@@ -17,7 +17,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from caveat.engine.chains import Chains, Coordinates, DrawStore, Lane, random_stream, say_what_is_left_out, stored_draws
+from caveat.engine.chains import (
+    ChainState,
+    Coordinates,
+    DrawStore,
+    LangevinDynamics,
+    LogPosterior,
+    ParallelChains,
+    random_stream,
+    warn_of_what_chains_ignore,
+)
 from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
@@ -62,12 +71,12 @@ class SGMCMC(Method):
 
     @property
     def default_draws(self) -> int:
-        """Every draw once."""
+        """As many as there are: every draw is used once."""
         return self.chains * self.length
 
     @property
     def epochs(self) -> int:
-        """Passes over the data, of each chain."""
+        """How many passes over the data each chain makes."""
         return self._epoch_of(self.length - 1) + 1
 
     def _epoch_of(self, draw: int) -> int:
@@ -78,7 +87,7 @@ class SGMCMC(Method):
         return self.burn_in + (cycle + 1) * self.cycle - 1 - (self.draws_a_cycle - 1 - place) * self.thin
 
     def step_size(self, epoch: int, progress: float, rows: int) -> float:
-        """Eta after a share of an epoch."""
+        """The step size eta after a share of an epoch, for so many training rows."""
         eta = self.learning_rate / rows
         if not self.cycle or epoch < self.burn_in:
             return eta
@@ -86,44 +95,48 @@ class SGMCMC(Method):
         return eta / 2 * (1 + math.cos(math.pi * passed))
 
     def memory(self, network: Network) -> int:
-        """What moves a chain, and its copy of the network; room for the draws is looked for when the fit begins."""
+        """Bytes of what moves the chains and of their copies of the network.
+
+        Whether there is room for the draws is checked when the fit begins.
+        """
         return self.chains * 8 * network.n_parameters * network.dtype.itemsize
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Every chain from fresh weights, an epoch after the other."""
+        """Run every chain from fresh weights, one epoch after the other."""
         network = task.network.to(run.device)
-        say_what_is_left_out(task, run)
+        warn_of_what_chains_ignore(task, run)
         coordinates = Coordinates.of(network, task.hyper, whitened=False)
         kinds = {"lp": torch.float64, "step_size": torch.float64}
         store = DrawStore(run, network.dtype, coordinates, (self.chains, self.length), kinds)
-        with Chains(task, run, self.chains, coordinates, batched=False) as chains:
+        with ParallelChains(task, run, self.chains, coordinates, batched=False) as chains:
             _Sampler(self, task, chains, store, run).run_all()
             run.ranks.wait()  # the first rank writes the last draw
-        state: State = store.state | {"hyper": {n: t.to(run.device) for n, t in task.hyper.items()}}
-        diagnostics = {"epochs": self.epochs, "lp": float(state["stats"]["lp"].mean())}
-        return state, run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
+        state = store.state(task.hyper)
+        diagnostics = {"epochs": self.epochs, "lp": float(state.stats["lp"].mean())}
+        return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Stored draws: each as often as the others, in order."""
-        return stored_draws(state, network, n, rng)
+        """N stored draws: each as often as the others, in order."""
+        return ChainState.of(state).draws(network, n, rng)
 
 
 class _Sampler:
-    """The chains' positions, momenta and preconditioners, [chains, P]."""
+    """Moves the chains of this process: their positions, momenta and preconditioners, [chains, P]."""
 
-    def __init__(self, method: SGMCMC, task: Task, chains: Chains, store: DrawStore, run: Run) -> None:
+    def __init__(self, method: SGMCMC, task: Task, chains: ParallelChains, store: DrawStore, run: Run) -> None:
         self.method, self.task, self.chains, self.store, self.run = method, task, chains, store, run
         self.rows = task.train.on(chains.network.device)
         self.batch = min(method.batch_size or task.train.batch_size, task.n)
+        self.dynamics = LangevinDynamics(method.momentum, method.temperature)
         self.epoch, self.taken = 0, 0
 
     def run_all(self) -> None:
-        """Every epoch that is not done yet."""
-        kept = self.run.resume()
-        if kept is None:
+        """Run every epoch that has not been run yet."""
+        resumed = self.run.resume()
+        if resumed is None:
             self._begin()
         else:
-            self._go_on(*kept)
+            self._resume(*resumed)
         with self.run.bar(self.method.epochs, "epoch") as bar:
             bar.update(self.epoch)
             while self.epoch < self.method.epochs:
@@ -135,7 +148,7 @@ class _Sampler:
                 self.epoch += 1
                 bar.update()
                 if self.chains.agreed(self.run.checkpoint_due()):
-                    self._keep()
+                    self._checkpoint()
 
     def _begin(self) -> None:
         network, coordinates = self.chains.network, self.store.coordinates
@@ -143,37 +156,38 @@ class _Sampler:
         fresh_weights = FreshWeights(network)
         self.position = torch.stack([coordinates.at(fresh_weights(rng)) for rng in streams]).to(network.device)
         self.momentum = torch.zeros_like(self.position)
-        self.square = torch.full_like(self.position, math.nan)  # of the mean gradient; none was seen yet
+        self.square = torch.full_like(self.position, math.nan)  # of the mean gradient: none has been seen yet
 
-    def _one_epoch(self, lane: Lane, own: slice) -> None:
-        """All rows once, in an order of the chain's own."""
-        rng = random_stream(self.run.seed, self.epoch, self.chains.mine[own][0])
+    def _one_epoch(self, log_posterior: LogPosterior, which: slice) -> None:
+        """Step one chain through all rows once, in an order of its own."""
+        chain = self.chains.mine[which][0]
+        rng = random_stream(self.run.seed, self.epoch, chain)
         order = torch.randperm(self.task.n, generator=rng).split(self.batch)
         device = self.position.device
-        noise = random_stream(self.run.seed, self.epoch, self.chains.mine[own][0], "noise", device=device)
+        noise = random_stream(self.run.seed, self.epoch, chain, "noise", device=device)
         mine = [self.chains.ranks.part(rows) for rows in order]
         for step, (rows, batch) in enumerate(zip(order, self.rows.batches(mine, device), strict=True)):
             eta = self.method.step_size(self.epoch, (step + 1) / len(order), self.task.n)
-            self._step(lane, own, batch, len(rows), eta, noise)
+            self._step(log_posterior, which, batch, len(rows), eta, noise)
 
-    def _step(self, lane: Lane, own: slice, batch: Batch, rows: int, eta: float, rng: torch.Generator) -> None:
-        position, momentum, beta = self.position[own], self.momentum[own], self.method.momentum
-        share = 1 / self.chains.ranks.size
+    def _step(
+        self, log_posterior: LogPosterior, which: slice, batch: Batch, rows: int, eta: float, rng: torch.Generator
+    ) -> None:
+        """Move one chain by this rank's part of a batch, which has so many rows over all ranks."""
         batches = [batch] if len(batch[1]) else []
-        _, gradient = lane.gradient(position, batches, times=self.task.n / rows, prior=share)
+        _, gradient = log_posterior.gradient(
+            self.position[which],
+            batches,
+            likelihood_weight=self.task.n / rows,
+            prior_weight=1 / self.chains.ranks.size,
+        )
         self.chains.ranks.add([gradient])
-        noise = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
-        mass: Tensor | None = None
-        if self.method.preconditioner == "rmsprop":
-            mass = self._mass(own, gradient)
-            noise *= mass.sqrt()
-        momentum.mul_(beta).add_(gradient, alpha=math.sqrt(eta))
-        momentum.add_(noise, alpha=math.sqrt(2 * (1 - beta) * self.method.temperature))
-        position.add_(momentum if mass is None else momentum / mass, alpha=math.sqrt(eta))
+        mass = self._mass(which, gradient) if self.method.preconditioner == "rmsprop" else None
+        self.dynamics.step(self.position[which], self.momentum[which], gradient, eta, rng, mass)
 
-    def _mass(self, own: slice, gradient: Tensor) -> Tensor:
-        """M, from gradients of the mean loss; it moves until draws are kept."""
-        square = self.square[own]
+    def _mass(self, which: slice, gradient: Tensor) -> Tensor:
+        """The diagonal of M, shaped as the gradient of the log density; it adapts during the burn-in only."""
+        square = self.square[which]
         if self.epoch < self.method.burn_in:
             now = (gradient / self.task.n).square()
             square.copy_(torch.where(square.isnan(), now, 0.99 * square + 0.01 * now))
@@ -189,10 +203,10 @@ class _Sampler:
             )
 
     def _take(self) -> None:
-        """Keep where the chains are, with their log density over all rows."""
+        """Store where the chains are, with their log density over all rows."""
 
-        def density(lane: Lane, own: slice) -> Tensor:
-            likelihood, prior = self.chains.density(lane, self.position[own])
+        def density(log_posterior: LogPosterior, which: slice) -> Tensor:
+            likelihood, prior = self.chains.densities(log_posterior, self.position[which])
             return likelihood + prior
 
         lp = self.chains.everyones(torch.cat(self.chains.each(density)))
@@ -201,13 +215,13 @@ class _Sampler:
         self.store.write(self.taken, weights, {"lp": lp, "step_size": torch.full_like(lp, eta)})
         self.taken += 1
 
-    def _keep(self) -> None:
+    def _checkpoint(self) -> None:
         names = ("position", "momentum", "square")
         carry: State = {"chains": {name: self.chains.everyones(getattr(self, name)) for name in names}}
         self.store.flush()
         self.run.checkpoint(carry, {"epoch": self.epoch, "taken": self.taken})
 
-    def _go_on(self, carry: State, note: dict[str, Any]) -> None:
+    def _resume(self, carry: State, note: dict[str, Any]) -> None:
         self.epoch, self.taken = note["epoch"], note["taken"]
         for name, value in carry["chains"].items():
             setattr(self, name, value[self.chains.mine].to(self.chains.network.device))

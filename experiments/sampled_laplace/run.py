@@ -21,8 +21,16 @@ from torch import Tensor
 
 import caveat
 from caveat import SampledLaplace
-from caveat.engine.linear_model import ConjugateGradients, Draws, Solver, StochasticDescent, Tuning, inner, times
-from caveat.engine.linear_model.features import times_transposed
+from caveat.engine.linear_model import (
+    ConjugateGradients,
+    SampleRandomness,
+    Solver,
+    StochasticDescent,
+    Tuning,
+    apply_factor,
+    inner,
+)
+from caveat.engine.linear_model.features import apply_factor_transposed
 from caveat.engine.linearised import Sampler
 from caveat.engine.run import Run
 
@@ -115,7 +123,7 @@ def ks(uniform: Tensor) -> float:
 def objectives(problem: Problem, own: Exact) -> Found:
     """The variance of a batch's gradient of L and L', next to the square of the gradient at zero; at the solution."""
     model = problem.under(own.precision).model(problem.model)
-    draws = Draws(model, 8)
+    draws = SampleRandomness(model, 8)
     system = draws.system(model)
     root = own.root(own.precision)
     z = torch.cholesky_solve(system.right.double().T, root).T.to(system.right)
@@ -126,9 +134,9 @@ def objectives(problem: Problem, own: Exact) -> Found:
             index = torch.randperm(problem.rows, generator=rng)[:batch].to(problem.device)
             (block,) = model.features.blocks([index])
             factor, share = model.noise.factor(block), problem.rows / batch
-            seen = times_transposed(factor, block.forward(z))
-            reduced = share * block.backward(times(factor, seen)) + model.precision * z - system.right
-            noise = share * block.backward(times(factor, seen - draws.noise(block)))
+            seen = apply_factor_transposed(factor, block.forward(z))
+            reduced = share * block.backward(apply_factor(factor, seen)) + model.precision * z - system.right
+            noise = share * block.backward(apply_factor(factor, seen - draws.noise(block)))
             plain = noise + model.precision * (z - system.prior)
             squares += torch.stack([inner(g, g).sum().cpu() for g in (plain, reduced)])
         whole = float(inner(system.right, system.right).sum())
@@ -139,7 +147,7 @@ def objectives(problem: Problem, own: Exact) -> Found:
 def solvers(problem: Problem, own: Exact) -> Found:
     """Passes and seconds to a residual of 1e-2 with eight samples, and the error in the norm of H."""
     model = problem.under(own.precision).model(problem.model)
-    system = Draws(model, 8).system(model)
+    system = SampleRandomness(model, 8).system(model)
     exactly = torch.cholesky_solve(system.right.double().T, own.root(own.precision)).T
     every: dict[str, Solver] = {
         f"conjugate gradients, rank {r}": ConjugateGradients(rank=r, tolerance=1e-2) for r in (0, 64, 256)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import SGMCMC
-from caveat.engine.chains import Lane
+from caveat.engine.chains import LogPosterior
 from caveat.engine.distributed import Ranks
+from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.run import Run
-from caveat.network import Network, Params
+from caveat.network import Params
 
 NOISE, PRECISION = 0.8, 2.0
 Carries = list[dict[str, Tensor]]
@@ -153,16 +154,16 @@ def test_a_preconditioner_that_is_held_still_leaves_the_right_variance(momentum:
 
 def test_batch_gradients_are_unbiased_also_of_a_last_smaller_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     task, seen = classes(), []
-    gradient = Lane.gradient
+    gradient = LogPosterior.gradient
 
-    def recorded(self: Lane, position: Tensor, rows: Iterable[Any], **options: Any) -> tuple[Tensor, Tensor]:
+    def recorded(self: LogPosterior, position: Tensor, rows: Iterable[Any], **options: Any) -> tuple[Tensor, Tensor]:
         rows = list(rows)
         found = gradient(self, position, rows, **options)
         if torch.is_grad_enabled():  # not the log density of a draw
             seen.append((position.clone(), torch.cat([x for x, _ in rows]), found[1].clone()))
         return found
 
-    monkeypatch.setattr(Lane, "gradient", recorded)
+    monkeypatch.setattr(LogPosterior, "gradient", recorded)
     fit(task, SGMCMC(1, 1, 400, 0, 1e-20, 0.0))
     assert [len(x) for _, x, _ in seen[:5]] == [5, 5, 5, 5, 3]
     for epoch in range(0, len(seen), 5):
@@ -382,13 +383,13 @@ def test_two_ranks_share_rows_or_chains_and_find_the_same(chains: int, monkeypat
     task = classes(rows=21)  # four batches of five rows, and one of a single row: one rank has none of it
     whole, _ = method.fit(task, {}, Run())
     meet, said, tasks = Barrier(2), ([], []), [classes(rows=21) for _ in range(2)]
-    lock, fresh = Lock(), Network.fresh
+    lock, draw = Lock(), FreshWeights.__call__
 
-    def drawn(network: Network, rng: torch.Generator) -> Params:
+    def one_at_a_time(fresh_weights: FreshWeights, rng: torch.Generator) -> Params:
         with lock:  # of the global generator, which processes would each have for themselves
-            return fresh(network, rng)
+            return draw(fresh_weights, rng)
 
-    monkeypatch.setattr(Network, "fresh", drawn)
+    monkeypatch.setattr(FreshWeights, "__call__", one_at_a_time)
 
     def one(rank: int) -> caveat.State:
         return method.fit(tasks[rank], {}, Run(ranks=Threads(rank, 2, meet, said)))[0]

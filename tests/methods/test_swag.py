@@ -27,6 +27,7 @@ def test_draws_have_the_mean_and_covariance_of_the_formula(rank: int, scale: flo
         "mean": {n: torch.randn(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
         "variance": {n: torch.rand(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()},
         "buffers": {},
+        "hyper": {},
     }
     if rank:
         state["deviations"] = {
@@ -148,3 +149,19 @@ def test_the_variance_of_weights_far_from_zero_does_not_cancel() -> None:
 def test_it_cannot_stop_early() -> None:
     with pytest.raises(ValueError, match="cannot stop early"):
         caveat.SWAG(training=Training(epochs=9, patience=2))
+
+
+def test_a_state_that_lacks_something_is_refused() -> None:
+    torch.manual_seed(0)
+    task = trained_task(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    method = caveat.SWAG(rank=2, default_draws=2, training=Training(epochs=3, optimizer="sgd", schedule="constant"))
+    state = caveat.fit(task, method, progress=False).state
+    again = swag.SWAGState.of(state).tensors()
+    assert [*again] == ["mean", "deviations", "variance", "buffers", "seeds", "statistics", "hyper"]  # as in files
+    for group in ("mean", "variance", "buffers", "statistics", "hyper"):
+        lacking = {name: tensors for name, tensors in state.items() if name != group}
+        with pytest.raises(caveat.CorruptFile, match=f"not the state of a SWAG posterior: it has no group '{group}'"):
+            swag.SWAGState.of(lacking)
+    fewer = {name: value for name, value in state["deviations"].items() if name != "0.weight"}
+    with pytest.raises(caveat.CorruptFile, match="'deviations' is not about the same weights as its mean"):
+        swag.SWAGState.of(state | {"deviations": fewer})

@@ -1,16 +1,21 @@
 """Markov chains over the weights of a network, exp(log p(D | w) + log p(w)), on several devices and ranks at once.
 
-    coordinates    flat vectors in which the prior has unit scale
-    log_posterior  the density over all rows and its gradient, with a faster way (`perceptron`) for small stacks
-    hamiltonian    the leapfrog integrator and the adaptation of its step size
-    langevin       steps with gradients from batches: SGLD and SGHMC
-    parallel_chains  who moves which chain, and its random stream
-    draw_store     draws on disk as they are made
-    diagnostics    R-hat, effective sample sizes, E-BFMI
+    coordinates          flat vectors in which the prior has unit scale
+    log_posterior        the log density over all rows and its gradient
+    perceptron           a faster gradient for plain stacks of linear layers on a CPU
+    hamiltonian          the leapfrog integrator and the adaptation of its step size
+    hamiltonian_sampler  HMC's loop: propose, accept, adapt, write draws, checkpoint
+    langevin             the step of SGLD and SGHMC, with gradients from batches
+    langevin_chain       one chain of such steps whose target may change on the way
+    parallel_chains      which process and thread moves which chain, and its random stream
+    draw_store           where draws are written as they are made
+    chain_state          what a posterior of chains keeps
+    diagnostics          R-hat, effective sample sizes, E-BFMI
 
 Called by HMC and SGMCMC, by chains over sparse networks, and by `diagnose`.
 """
 
+from caveat.engine.chains.chain_state import ChainState
 from caveat.engine.chains.coordinates import Coordinates
 from caveat.engine.chains.diagnostics import (
     RHAT_THRESHOLD,
@@ -21,29 +26,31 @@ from caveat.engine.chains.diagnostics import (
     rhat_null,
     rhat_null_cdf,
 )
-from caveat.engine.chains.draw_store import DrawStore, stored_draws
-from caveat.engine.chains.hamiltonian import DualAveraging, integrate
-from caveat.engine.chains.langevin import Chain, LearnedNoise
-from caveat.engine.chains.log_posterior import Lane
-from caveat.engine.chains.parallel_chains import Chains, random_stream, say_what_is_left_out
+from caveat.engine.chains.draw_store import DrawStore
+from caveat.engine.chains.hamiltonian_sampler import HAMILTONIAN_STATS, HamiltonianSampler
+from caveat.engine.chains.langevin import LangevinDynamics
+from caveat.engine.chains.langevin_chain import LangevinChain, LearnedNoise
+from caveat.engine.chains.log_posterior import LogPosterior
+from caveat.engine.chains.parallel_chains import ParallelChains, random_stream, warn_of_what_chains_ignore
 
 __all__ = [
+    "HAMILTONIAN_STATS",
     "RHAT_THRESHOLD",
-    "Chain",
-    "Chains",
+    "ChainState",
     "Convergence",
     "Coordinates",
     "DrawStore",
-    "DualAveraging",
-    "Lane",
+    "HamiltonianSampler",
+    "LangevinChain",
+    "LangevinDynamics",
     "LearnedNoise",
+    "LogPosterior",
+    "ParallelChains",
     "RhatNull",
     "convergence",
     "e_bfmi",
-    "integrate",
     "random_stream",
     "rhat_null",
     "rhat_null_cdf",
-    "say_what_is_left_out",
-    "stored_draws",
+    "warn_of_what_chains_ignore",
 ]

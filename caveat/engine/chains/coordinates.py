@@ -1,10 +1,11 @@
-"""Whitened coordinates: flat vectors z in which the prior has unit scale, and the weights that they stand for.
+"""Whitened coordinates: flat vectors z in which the prior has unit scale, and the weights at such a vector.
 
     w = scale * z,  scale = 1 / sqrt(precision) (Gaussian), the prior's own scale (Laplace, Student-t, logistic),
     w = z (alpha Sigma + epsilon I)^(1/2) for the filters of an EmpCov prior
 
 A step size then means the same for every prior, and a trajectory of length pi/2 crosses it. Noise that is to be
-inferred rides along at the end: its logarithm is N(log(spread of the targets) - 1, 1), a factor of 2.7 either way.
+inferred comes last in the vector: its logarithm has the prior N(log(spread of the targets) - 1, 1), which is a factor
+of 2.7 either way.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from caveat.engine.flat_weights import flat_places
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import (
@@ -25,7 +27,12 @@ from caveat.priors import (
     gaussian_precisions,
 )
 
-__all__ = ["Coordinates"]
+__all__ = ["Coordinates", "log_noise_centre"]
+
+
+def log_noise_centre(log_spread: Tensor) -> Tensor:
+    """The prior mean of the log noise, from the log spread of the targets; the prior's standard deviation is 1."""
+    return log_spread - 1
 
 
 @dataclass(frozen=True)
@@ -42,29 +49,27 @@ class Coordinates:
 
     @staticmethod
     def of(network: Network, hyper: Hyper, whitened: bool = True) -> "Coordinates":
-        """Of a network's selected weights; not `whitened`, they are the weights themselves."""
+        """The coordinates of a network's selected weights; if not `whitened`, the weights themselves."""
         like = network.params()
         kinds = {str(w.dtype) for w in like.values()}
         if len(kinds) > 1:
             raise ValueError(f"the weights are of several types, {sorted(kinds)}: convert the module to one")
         if kinds & {"torch.bfloat16", "torch.float16"}:
             raise ValueError(f"chains need weights of float32 or float64, these are {kinds.pop()}: use module.float()")
-        places: dict[str, tuple[slice, torch.Size]] = {}
-        scales, before, filters = [], 0, None
+        places = {name: (place, like[name].shape) for name, place in flat_places(network).items()}
+        scales, filters = [], None
         for name, weight in like.items():
-            place = slice(before, before + weight.numel())
-            places[name], before = (place, weight.shape), place.stop
             scale = _scale(network.prior, name, weight) if whitened else weight.new_ones(())
             scales.append(scale.expand(weight.shape).flatten())
             if whitened and isinstance(network.prior, EmpCovPrior) and name == network.prior.layer:
-                filters = (place, network.prior.root.to(weight))
-        weights, device = before, network.device
+                filters = (places[name][0], network.prior.root.to(weight))
+        weights, device = network.n_parameters, network.device
         noise = learned_noise(network.likelihood, hyper)
         offset = torch.zeros(weights, dtype=network.dtype, device=device)
         if noise is not None:
-            places["hyper/log_noise"] = (slice(before, before + noise.numel()), noise.shape)
+            places["hyper/log_noise"] = (slice(weights, weights + noise.numel()), noise.shape)
             scales.append(offset.new_ones(noise.numel()))
-            offset = torch.cat([offset, noise.to(offset).flatten() - 1])
+            offset = torch.cat([offset, log_noise_centre(noise.to(offset).flatten())])
         independent = gaussian_precisions(network.prior, like) is not None
         gaussian = independent or (whitened and isinstance(network.prior, EmpCovPrior))
         normal = slice(0 if gaussian else weights, len(offset))
@@ -76,15 +81,15 @@ class Coordinates:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """How many coordinates there are, P."""
         return len(self.scale)
 
     def whitened(self, position: Tensor) -> Tensor:
-        """Z at a position: the same, without a mass matrix."""
+        """The whitened z at a position [..., P]: the position itself, where there is no mass matrix."""
         return position if self.width is None else position * self.width
 
     def weights(self, position: Tensor) -> Tensor:
-        """Flat weights at a position."""
+        """The flat weights at a position, both [..., P]."""
         z = self.whitened(position)
         flat = torch.addcmul(self.offset, z, self.scale)
         if self.filters is not None:
@@ -93,7 +98,7 @@ class Coordinates:
         return flat
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
-        """The gradient of the position from that of the flat weights."""
+        """The gradient of the position from the gradient of the flat weights, both [..., P]."""
         pulled = gradient * self.scale
         if self.filters is not None:
             place, root = self.filters  # the root is symmetric
@@ -101,16 +106,16 @@ class Coordinates:
         return pulled if self.width is None else pulled * self.width
 
     def prior_gradient(self, position: Tensor) -> Tensor:
-        """Minus the gradient of the log prior where that is normal."""
-        own = position[..., self.normal]
-        return own if self.stiffness is None else own * self.stiffness[self.normal]
+        """Minus the gradient of the log prior, for the coordinates `normal` of positions [..., P]."""
+        normal = position[..., self.normal]
+        return normal if self.stiffness is None else normal * self.stiffness[self.normal]
 
     def with_width(self, width: Tensor) -> "Coordinates":
-        """Positions in units of these widths along z."""
+        """The same coordinates, with positions in units of these widths [P] along z."""
         return replace(self, width=width, stiffness=width**2)
 
     def at(self, params: Params) -> Tensor:
-        """The position [P] of weights; noise that they do not give is at its prior's centre."""
+        """The position [P] of weights; noise that is not among them is put at its prior's centre."""
         flat = self.offset.clone()
         for name, (place, _) in self.places.items():
             if name in params:
@@ -133,7 +138,7 @@ class Coordinates:
 
 
 def _scale(prior: Prior, name: str, weight: Tensor) -> Tensor:
-    """The width of a weight's prior; 1 for a prior of the user's own."""
+    """The scale of a weight's prior, [] or shaped as the weight; 1 for a prior that is not of this library."""
     match prior:
         case GaussianPrior():
             return prior.of(name, weight).rsqrt()

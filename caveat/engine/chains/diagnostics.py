@@ -53,7 +53,7 @@ def convergence(draws: Tensor) -> Convergence:
     """R-hat and effective sample sizes of draws [chains, draws, ...], each of shape [...]."""
 
     def of_block(x: Tensor) -> Tensor:
-        block = _Block(x)
+        block = _QuantityBlock(x)
         return torch.stack([block.rhat(), block.ess_bulk(), block.ess_tail()])
 
     return Convergence(*_by_blocks(draws, of_block))
@@ -61,7 +61,7 @@ def convergence(draws: Tensor) -> Convergence:
 
 def rank_normalised_split_rhat(draws: Tensor) -> Tensor:
     """R-hat of draws [chains, draws, ...], of shape [...]; NaN with fewer than 2 chains or 4 draws."""
-    return _by_blocks(draws, lambda x: _Block(x).rhat()[None])[0]
+    return _by_blocks(draws, lambda x: _QuantityBlock(x).rhat()[None])[0]
 
 
 def effective_sample_size(draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def effective_sample_size(draws: Tensor) -> tuple[Tensor, Tensor]:
     """
 
     def of_block(x: Tensor) -> Tensor:
-        block = _Block(x)
+        block = _QuantityBlock(x)
         return torch.stack([block.ess_bulk(), block.ess_tail()])
 
     bulk, tail = _by_blocks(draws, of_block)
@@ -154,7 +154,7 @@ def _by_blocks(draws: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat(results, -1).reshape(-1, *shape)
 
 
-class _Block:
+class _QuantityBlock:
     """Draws of some quantities, [q, chains, draws], and their half-chains in order of size."""
 
     def __init__(self, x: Tensor) -> None:

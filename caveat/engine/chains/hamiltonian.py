@@ -1,10 +1,10 @@
-"""Hamiltonian dynamics: a reversible integrator that keeps volume, and the adaptation of its step size.
+"""Hamiltonian dynamics: a reversible integrator that preserves volume, and the adaptation of its step size.
 
     p <- p + eps/2 grad log p(z);  z <- z + eps p;  p <- p + eps/2 grad log p(z)          (leapfrog, L times)
 
-With the rows in K parts, the symmetric split (Neal 2011, section 5.5.1): kicks by one part after the other and back
-again, each of length eps/2, with a drift of eps/(2K) after each on the way there and before each on the way back. K = 1
-is leapfrog.
+With the rows in K parts this is the symmetric split of Neal (2011, section 5.5.1): kicks of length eps/2 by one part
+after the other and then in reverse order, with a drift of eps/(2K) after each kick on the way there and before each
+kick on the way back. K = 1 is leapfrog.
 """
 
 import math
@@ -21,10 +21,10 @@ Gradient = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 def integrate(
     gradient: Gradient, z: Tensor, momentum: Tensor, first: Tensor, step_size: float, steps: int, parts: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Follow the dynamics for so many steps.
+    """Follow the dynamics for so many steps from position z and a momentum, both [chains, P].
 
-    `gradient(z, part)` gives log likelihood and gradient of one part; `first` is the gradient of part 0 at z. Returns
-    position, momentum, and part 0's log likelihood and gradient at the end.
+    `gradient(z, part)` returns log likelihood [chains] and gradient [chains, P] of one part; `first` is the gradient of
+    part 0 at z. Returns position and momentum at the end, and part 0's log likelihood and gradient there.
     """
     half, drift = step_size / 2, step_size / (2 * parts)
     order = [*range(1, parts), *reversed(range(parts))]  # after part 0: there, and back again
@@ -40,10 +40,10 @@ def integrate(
 
 @dataclass
 class DualAveraging:
-    """Finds the step size at which acceptance is as wanted (Hoffman and Gelman 2014, section 3.2)."""
+    """Finds the step size at which the acceptance is the target (Hoffman and Gelman 2014, section 3.2)."""
 
-    log_step: float  # the one to try next
-    centre: float
+    log_step: float  # of the step size to try next
+    centre: float  # towards which log step sizes are drawn
     target: float = 0.8
     error: float = 0.0  # running mean of target - acceptance
     log_average: float = 0.0
@@ -51,11 +51,11 @@ class DualAveraging:
 
     @staticmethod
     def around(step_size: float, target: float) -> "DualAveraging":
-        """Begin at a step size, drawn towards ten times it."""
+        """Begin at a step size; tries are drawn towards ten times this."""
         return DualAveraging(math.log(step_size), math.log(10 * step_size), target)
 
     def update(self, acceptance: float) -> None:
-        """Take in the acceptance probability of an iteration."""
+        """Adapt to the acceptance probability of an iteration."""
         self.count += 1
         t, gamma, t0, kappa = self.count, 0.05, 10, 0.75
         self.error += (self.target - acceptance - self.error) / (t + t0)
@@ -65,5 +65,5 @@ class DualAveraging:
 
     @property
     def average(self) -> float:
-        """The step size to keep."""
+        """The step size to use once the adaptation is over."""
         return math.exp(self.log_average)

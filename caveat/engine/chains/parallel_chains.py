@@ -1,7 +1,8 @@
-"""Parallel chains: who moves which chain on which device, and with which random numbers.
+"""Parallel chains: which process and thread moves which chain, on which device, and with which random numbers.
 
-Every random number of a chain comes from a stream of its own, named by seed, chain and iteration: a chain is the same
-after a kill, bit for bit, and to rounding alone, beside others, on another rank and with other threads.
+Every random number of a chain comes from a stream of its own, named by seed, chain and iteration. A chain that is
+killed and resumed is therefore the same bit for bit, and a chain is the same up to rounding whether it runs alone or
+beside others, on another rank or with another number of threads.
 """
 
 import hashlib
@@ -14,26 +15,26 @@ import torch
 from torch import Tensor
 
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.log_posterior import Lane, Pieces, vmap_takes
+from caveat.engine.chains.log_posterior import LogPosterior, RowPieces, vmap_takes
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
 from caveat.engine.training import has_batchnorm
 from caveat.task import Task
 
-__all__ = ["Chains", "random_stream", "say_what_is_left_out"]
+__all__ = ["ParallelChains", "random_stream", "warn_of_what_chains_ignore"]
 
 Result = TypeVar("Result")
 SMALL_PIECE = 2**24  # FLOP of a forward pass below which a second thread costs more in waiting than it brings
 
 
 def random_stream(seed: int, *of: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator named by what it is for."""
+    """A generator whose seed comes from a name: the run's seed, and what the numbers are for."""
     name = "/".join(map(str, (seed, *of)))
     return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
 
 
-def say_what_is_left_out(task: Task, run: Run) -> None:
-    """What a chain does not do with a task."""
+def warn_of_what_chains_ignore(task: Task, run: Run) -> None:
+    """Warn of what a task asks for and chains do not do: BatchNorm statistics of each draw, and augmentation."""
     if has_batchnorm(task.network):
         run.warnings.append(
             "BatchNorm layers keep the statistics that the module came with, for every draw: a network with filter "
@@ -45,12 +46,12 @@ def say_what_is_left_out(task: Task, run: Run) -> None:
         )
 
 
-class Chains:
-    """The chains of a run: which of them this process has, their lanes, and the threads that lanes run on.
+class ParallelChains:
+    """The chains of a run: which of them this process moves, their log posteriors, and the threads for these.
 
-    Ranks share out the chains where every rank gets as many as the others, otherwise the rows: each rank then moves all
-    chains with the sums over its own rows, added up over the ranks. Rows may come in several `parts`. Chains that are
-    not `batched` see rows of their own, so a lane has one of them.
+    If every rank can have as many chains as the others, the ranks divide the chains; otherwise they divide the rows,
+    and each rank moves all chains by sums over its rows that are added up over the ranks. Rows may come in several
+    `parts`. Chains that are not `batched` see different rows at a time, so each has a log posterior of its own.
     """
 
     def __init__(
@@ -65,37 +66,38 @@ class Chains:
         batched: bool = True,
     ) -> None:
         self.count, self.run, self.parts, self.network = count, run, parts, task.network.to(run.device)
-        shared = count % run.ranks.size == 0
-        self.ranks = Ranks() if shared else run.ranks  # that share the rows
-        self.mine = run.ranks.mine(range(count)) if shared else [*range(count)]
-        self.pieces = Pieces(task.train, self.network, parts, self.ranks)
+        divided = count % run.ranks.size == 0
+        self.ranks = Ranks() if divided else run.ranks  # those that divide the rows
+        self.mine = run.ranks.mine(range(count)) if divided else [*range(count)]  # the chains of this process
+        self.pieces = RowPieces(task.train, self.network, parts, self.ranks)
         self._threads = torch.get_num_threads()
-        plain = Lane.can_write_out(self.network, task.train)
+        plain = LogPosterior.can_use_perceptron(self.network, task.train)
         groups = self._groups(plain) if batched else [slice(i, i + 1) for i in range(len(self.mine))]
-        # Which of this process's chains a lane has, and the lanes that share its rows.
-        self.lanes: list[tuple[slice, Lane]] = []
-        self._helpers: dict[Lane, list[Lane]] = {}
-        for own in groups:
+        # Which of this process's chains each log posterior serves, and its helpers, which take a share of the rows.
+        self.log_posteriors: list[tuple[slice, LogPosterior]] = []
+        self._helpers: dict[LogPosterior, list[LogPosterior]] = {}
+        for which in groups:
             team = [
-                Lane(self.network, coordinates, own.stop - own.start, task.hyper, temperature)
+                LogPosterior(self.network, coordinates, which.stop - which.start, task.hyper, temperature)
                 for _ in range(max(1, self._threads // len(groups)) if plain and not self.small else 1)
             ]
-            self.lanes.append((own, team[0]))
+            self.log_posteriors.append((which, team[0]))
             self._helpers[team[0]] = team[1:]
             if plain:
-                for lane in team:
-                    lane.write_out(task.train)
+                for log_posterior in team:
+                    log_posterior.use_perceptron(task.train)
         self._pool: ThreadPoolExecutor | None = None
 
     @property
     def small(self) -> bool:
-        """Whether a second thread would cost a piece of the rows more in waiting than it brings."""
+        """Whether pieces of the rows are so small that a second thread would only slow them down."""
         return self.pieces.flops_of_piece < SMALL_PIECE
 
     def _groups(self, plain: bool) -> list[slice]:
-        """Which of this process's chains go together: on a CPU as many as there are threads, else all, where they can.
+        """Which of this process's chains share a log posterior.
 
-        Without backpropagation that is written out, a thread a chain is as fast on a CPU.
+        Plain stacks on a CPU make as many groups as there are threads. Other networks have one chain a group on a CPU,
+        where that is as fast, and all chains in one group on a GPU if torch.vmap can do that.
         """
         count = len(self.mine)
         if plain:
@@ -106,9 +108,9 @@ class Chains:
             at_once = count if vmap_takes(self.network, next(iter(self.pieces.part()))[0]) else 1
         return [slice(i, min(i + at_once, count)) for i in range(0, count, at_once)]
 
-    def __enter__(self) -> "Chains":
+    def __enter__(self) -> "ParallelChains":
         teams = any(self._helpers.values())
-        workers = self._threads if teams else min(len(self.lanes), self._threads)
+        workers = self._threads if teams else min(len(self.log_posteriors), self._threads)
         threads = 1 if self.small or teams else max(1, self._threads // workers)
         if threads < self._threads and self.network.device.type == "cpu" and self.ranks.size == 1:
             share = (threads,)
@@ -121,50 +123,54 @@ class Chains:
             torch.set_num_threads(self._threads)
 
     def use(self, coordinates: Coordinates) -> None:
-        """Have the density in other coordinates."""
-        for lane, helpers in self._helpers.items():
-            for one in (lane, *helpers):
-                one.coordinates = coordinates
+        """Go on in other coordinates."""
+        for leader, helpers in self._helpers.items():
+            for log_posterior in (leader, *helpers):
+                log_posterior.coordinates = coordinates
 
-    def each(self, work: Callable[[Lane, slice], Result]) -> list[Result]:
-        """`work(lane, which chains)` for every lane, side by side where there are threads."""
+    def each(self, work: Callable[[LogPosterior, slice], Result]) -> list[Result]:
+        """Call `work(log_posterior, which chains)` for every log posterior, in parallel where there are threads."""
         if self._pool is None:
-            return [work(lane, own) for own, lane in self.lanes]
-        return list(self._pool.map(lambda pair: work(pair[1], pair[0]), self.lanes))
+            return [work(log_posterior, which) for which, log_posterior in self.log_posteriors]
+        return list(self._pool.map(lambda pair: work(pair[1], pair[0]), self.log_posteriors))
 
-    def gradient(self, lane: Lane, position: Tensor, part: int = 0) -> tuple[Tensor, Tensor]:
-        """Log likelihood of one part of the rows and the gradient that it and its share of the prior give."""
+    def gradient(self, log_posterior: LogPosterior, position: Tensor, part: int = 0) -> tuple[Tensor, Tensor]:
+        """The log likelihood of one part of the rows, [chains], and the gradient of it and its share of the prior.
+
+        Positions and gradients are [chains, P].
+        """
         share, rows = 1 / (self.parts * self.ranks.size), self.pieces.part(part)
-        helpers = self._helpers[lane] if self._pool is not None and isinstance(rows, list) else []
+        helpers = self._helpers[log_posterior] if self._pool is not None and isinstance(rows, list) else []
         count = 1 + len(helpers)
         others = [
-            self._pool.submit(helper.gradient, position, rows[i::count], prior=0)  # type: ignore[union-attr, index]
+            self._pool.submit(helper.gradient, position, rows[i::count], prior_weight=0)  # type: ignore[union-attr, index]
             for i, helper in enumerate(helpers, 1)
         ]
-        found = lane.gradient(position, rows[::count] if others else rows, prior=share)  # type: ignore[index]
+        rows_here = rows[::count] if others else rows  # type: ignore[index]
+        sums = log_posterior.gradient(position, rows_here, prior_weight=share)
         for other in others:
-            for mine, its in zip(found, other.result(), strict=True):
-                mine += its
-        self.ranks.add(found)
-        return found
+            for total, summand in zip(sums, other.result(), strict=True):
+                total += summand
+        self.ranks.add(sums)
+        return sums
 
-    def density(self, lane: Lane, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood of all rows, [chains], and log prior, both in float64."""
-        likelihood = lane.log_likelihood(position, self.pieces.everything())
+    def densities(self, log_posterior: LogPosterior, position: Tensor) -> tuple[Tensor, Tensor]:
+        """The log likelihood of all rows and the log prior at positions [chains, P], each [chains] in float64."""
+        likelihood = log_posterior.log_likelihood(position, self.pieces.everything())
         self.ranks.add([likelihood])
-        return likelihood, lane.log_prior(position)
+        return likelihood, log_posterior.log_prior(position)
 
-    def everyones(self, own: Tensor) -> Tensor:
-        """Rows of all chains, [chains, ...], from those of this process."""
+    def everyones(self, mine: Tensor) -> Tensor:
+        """The values of all chains, [chains, ...], from those of this process's chains."""
         if len(self.mine) == self.count:
-            return own
-        everyone = own.new_zeros(self.count, *own.shape[1:])
-        everyone[self.mine] = own
+            return mine
+        everyone = mine.new_zeros(self.count, *mine.shape[1:])
+        everyone[self.mine] = mine
         self.run.ranks.add([everyone])
         return everyone
 
     def agreed(self, due: bool) -> bool:
-        """What the first rank says."""
+        """What the first rank says is due."""
         if self.run.ranks.size == 1:
             return due
         said = torch.tensor([float(due and self.run.ranks.first)], device=self.network.device)
@@ -172,6 +178,6 @@ class Chains:
         return bool(said)
 
     def count_cost(self, gradients: float) -> None:
-        """Add gradients over all rows, of all chains together, to the run's costs."""
+        """Add the cost of so many gradients over all rows, of all chains together, to the run's."""
         self.run.gradient_evaluations += gradients
         self.run.flops += 3 * self.pieces.flops * gradients  # a backward pass is two forward ones

@@ -26,6 +26,7 @@ from torch import Tensor
 from caveat.engine.flat_weights import flat
 from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.run import Run
+from caveat.engine.running_moments import RunningMoments
 from caveat.network import Params
 from caveat.randomness import seeded
 from caveat.task import Task
@@ -166,9 +167,8 @@ def path_variance(task: Task, sweep: Sweep, run: Run, rate: float = 0.05, looks:
     order = torch.randperm(task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(
         max(2, task.n // task.train.batch_size)
     )
-    mean = {name: torch.zeros_like(w) for name, w in weights.items()}
-    spread = {name: torch.zeros_like(w) for name, w in weights.items()}
-    every, seen = max(1, len(order) // looks), 0
+    moments = {name: RunningMoments.like(weight) for name, weight in weights.items()}
+    every = max(1, len(order) // looks)
     with seeded(seed, network.device), run.bar(task.n, "row") as bar:
         for step, (x, y) in enumerate(task.train.batches(order, network.device)):
             optimizer.zero_grad(set_to_none=True)
@@ -178,14 +178,11 @@ def path_variance(task: Task, sweep: Sweep, run: Run, rate: float = 0.05, looks:
             optimizer.step()
             bar.update(len(y))
             if (step + 1) % every == 0:
-                seen += 1
                 with torch.no_grad():
                     for name, weight in weights.items():
-                        before = weight - mean[name]
-                        mean[name] += before / seen
-                        spread[name] += before * (weight - mean[name])
+                        moments[name].add(weight)
     run.gradient_evaluations += 1
-    return {name: value / max(seen, 1) for name, value in spread.items()}
+    return {name: path.squares / max(path.count, 1) for name, path in moments.items()}
 
 
 def gaussian_wasserstein(covariance: Tensor, other: Tensor) -> float:

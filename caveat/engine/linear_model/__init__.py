@@ -2,70 +2,81 @@
 
     posterior: N(mean, H^-1),  H = Phi^T B Phi + diag(a),  samples z = argmin ||Phi z - e||_B^2 + ||z - u||_a^2
 
-    features               what a block of rows can be asked for
+    features               products with the features of a block of rows, and the noise of rows
     model                  the system of equations, samples and evidence of such a model
     solvers                what all solvers of H z = b share
-    conjugate_gradients    ... by conjugate gradients, with the sketch of `nystrom` as preconditioner
-    stochastic_descent     ... by `descent` on batches of rows
-    mackay, fixed_point    the prior and noise precisions, by MacKay's updates until they no longer change
+    conjugate_gradients    the solver by conjugate gradients
+    nystrom                the sketch of the curvature that preconditions them
+    stochastic_descent     the solver by batches of rows
+    descent                the objectives on which it descends
+    mackay                 the prior and noise precisions, by MacKay's updates
+    fixed_point            the search for where these updates no longer change them
     counted_normals        random numbers that are computed from their place instead of stored
 
 Called by `BayesianLinearModel`, and by linearised networks.
 """
 
 from caveat.engine.linear_model.conjugate_gradients import ConjugateGradients
-from caveat.engine.linear_model.features import Block, DenseFeatures, Features, Noise, RowNoise, Scaled, times
+from caveat.engine.linear_model.features import (
+    DenseFeatures,
+    Features,
+    NoisePrecision,
+    RowBlock,
+    RowNoise,
+    ScaledFeatures,
+    apply_factor,
+)
 from caveat.engine.linear_model.mackay import (
     Hyperparameters,
+    PosteriorSolution,
     Solve,
-    Tuned,
     Tuning,
-    posterior,
-    together,
+    mean_beside_samples,
+    solve_posterior,
     tune,
-    unfinished,
+    unfinished_warnings,
 )
 from caveat.engine.linear_model.model import (
-    Draws,
     LinearModel,
-    System,
+    LinearSystem,
+    SampleRandomness,
     g_prior,
     inner,
     log_determinant,
     misfit,
     regression_system,
 )
-from caveat.engine.linear_model.solvers import Prepared, Report, Solution, Solver
+from caveat.engine.linear_model.solvers import PreparedSolver, Solution, Solver, SolveReport
 from caveat.engine.linear_model.stochastic_descent import StochasticDescent
 
 __all__ = [
-    "Block",
     "ConjugateGradients",
     "DenseFeatures",
-    "Draws",
     "Features",
     "Hyperparameters",
     "LinearModel",
-    "Noise",
-    "Prepared",
-    "Report",
+    "LinearSystem",
+    "NoisePrecision",
+    "PosteriorSolution",
+    "PreparedSolver",
+    "RowBlock",
     "RowNoise",
-    "Scaled",
+    "SampleRandomness",
+    "ScaledFeatures",
     "Solution",
     "Solve",
+    "SolveReport",
     "Solver",
     "StochasticDescent",
-    "System",
-    "Tuned",
     "Tuning",
+    "apply_factor",
     "g_prior",
     "inner",
     "log_determinant",
+    "mean_beside_samples",
     "misfit",
-    "posterior",
     "regression_system",
-    "times",
-    "together",
+    "solve_posterior",
     "tune",
-    "unfinished",
+    "unfinished_warnings",
 ]

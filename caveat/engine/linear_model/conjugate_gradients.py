@@ -1,8 +1,8 @@
 """Preconditioned conjugate gradients for K unknowns at once.
 
-Products of few digits set a limit to what can be solved. Every step lowers f(z) = z^T H z / 2 - b^T z, as long as
-numbers are fine enough. When residuals made anew show neither a lower f nor a smaller residual than before, an unknown
-goes back to where it was best and takes no further products, and it is said.
+Products of low precision limit what can be solved. Every step lowers f(z) = z^T H z / 2 - b^T z, as long as rounding
+is negligible. When residuals that were recomputed show neither a lower f nor a smaller residual than before, an unknown
+returns to where it was best and takes no further products, and the report says so.
 """
 
 import math
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from caveat.engine.linear_model.model import LinearModel, System, inner
+from caveat.engine.linear_model.model import LinearModel, LinearSystem, inner
 from caveat.engine.linear_model.nystrom import Nystrom, sketch
-from caveat.engine.linear_model.solvers import Counted, Finish, Progress, Report, Solution, relative
+from caveat.engine.linear_model.solvers import FinishRule, ProductCounter, Progress, Solution, SolveReport, relative
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 
 __all__ = ["ConjugateGradients", "PreparedGradients"]
@@ -27,11 +27,11 @@ class ConjugateGradients:
     """Conjugate gradients, preconditioned by a Nystrom sketch; scalars in float64."""
 
     rank: NonNegativeInt = 64  # of the sketch, which holds rank x d numbers; 0 does without
-    at_once: Count = 64  # products of the sketch in a pass
+    at_once: Count = 64  # products that the sketch takes in one pass
     tolerance: Positive = 1e-3
-    rest: Positive = 1e-2  # relative change of z^T M z in an iteration below which it has come to rest
+    rest: Positive = 1e-2  # relative change of z^T M z in an iteration below which it counts as settled
     iterations: Count = 1000
-    refresh: Count = 50  # iterations between residuals made anew; in low precision take about 10
+    refresh: Count = 50  # iterations after which residuals are recomputed; in low precision take about 10
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -40,18 +40,18 @@ class ConjugateGradients:
         self,
         model: LinearModel,
         seed: int = 0,
-        kept: dict[str, Tensor] | None = None,
-        counted: Counted | None = None,
+        stored: dict[str, Tensor] | None = None,
+        counted: ProductCounter | None = None,
     ) -> "PreparedGradients":
-        """Sketch the curvature."""
-        if kept is not None:
-            return PreparedGradients(self, Nystrom(kept["vectors"], kept["values"]))
+        """Sketch the curvature, or take a sketch that was stored."""
+        if stored is not None:
+            return PreparedGradients(self, Nystrom(stored["vectors"], stored["values"]))
         # Without a sketch to precondition by, a small one says how large the curvature is.
         return PreparedGradients(self, sketch(model, self.rank or 4, seed, self.at_once, counted))
 
 
 class PreparedGradients:
-    """Conjugate gradients with a sketch."""
+    """Conjugate gradients that are preconditioned by a sketch."""
 
     progress: Progress | None
 
@@ -64,24 +64,29 @@ class PreparedGradients:
         return {"vectors": self.nystrom.vectors, "values": self.nystrom.values}
 
     def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
-        """That of the sketch."""
+        """The preconditioner of the sketch; without a rank, a copy of v."""
         return self.nystrom.preconditioner(precision) if self.knobs.rank else torch.clone
 
-    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
-        """Solve for all unknowns."""
+    def solve(self, model: LinearModel, system: LinearSystem, start: Tensor | None = None) -> Solution:
+        """Solve for all unknowns from `start` [K, d], or from the system's prior where none is given."""
         knobs, precondition = self.knobs, self.preconditioner(model.precision)
         z = (system.prior if start is None else start).clone()
-        found = _conjugate_gradients(model, system.right, z, precondition, knobs, self.progress)
+        solution = _conjugate_gradients(model, system.right, z, precondition, knobs, self.progress)
         if torch.finfo(z.dtype).eps * self.top < 0.01 * float(model.precision.min()):
-            return found
-        return self._looked_at_again(model, system.right, found, precondition, max(10 * knobs.tolerance, TOO_COARSE))
+            return solution
+        return self._checked(model, system.right, solution, precondition, max(10 * knobs.tolerance, TOO_COARSE))
 
-    def _looked_at_again(
-        self, model: LinearModel, right: Tensor, found: Solution, precondition: Callable[[Tensor], Tensor], most: float
+    def _checked(
+        self,
+        model: LinearModel,
+        right: Tensor,
+        solution: Solution,
+        precondition: Callable[[Tensor], Tensor],
+        most: float,
     ) -> Solution:
-        """The solution of a system that the numbers may be too coarse for, with image and residual made anew."""
-        image, report = model.curvature(found.z), found.report
-        residual = right - image - model.precision * found.z
+        """The solution with image and residual recomputed, and a warning if rounding leaves an error above `most`."""
+        image, report = model.curvature(solution.z), solution.report
+        residual = right - image - model.precision * solution.z
         report.vectors += len(right)
         report.residuals = relative(inner(residual, residual), inner(right, right))
         squares = inner(residual, precondition(residual)).clamp_min(0)
@@ -93,14 +98,14 @@ class PreparedGradients:
                 f"{float(model.precision.min()):.2g} beside a curvature of {self.top:.2g}, and samples are off by some "
                 f"{100 * error:.0f}%: use double precision, or a larger prior precision"
             )
-        return Solution(found.z, image, report)
+        return Solution(solution.z, image, report)
 
 
 @dataclass
 class _Live:
-    """The unknowns that are not finished; all [k, d]."""
+    """The k unknowns that are not finished; tensors are [k, d] unless stated."""
 
-    columns: Tensor  # which they are, [k]
+    columns: Tensor  # their numbers among all unknowns, [k]
     z: Tensor
     residual: Tensor
     direction: Tensor
@@ -109,16 +114,16 @@ class _Live:
     smallest: Tensor  # relative residual, [k]
 
     def keep(self, chosen: Tensor) -> None:
-        """Go on with some."""
+        """Go on with some of the unknowns."""
         for name, value in vars(self).items():
             setattr(self, name, value[chosen])
 
     def better(self, residual: Tensor) -> Tensor:
-        """Which are better than ever before, of relative residuals [k] made anew."""
+        """Which unknowns are better than ever before, [k], from relative residuals [k] that were recomputed."""
         twice = -inner(self.z, self.right + self.residual)
-        found = (twice < self.lowest) | (residual < self.smallest)
+        improved = (twice < self.lowest) | (residual < self.smallest)
         self.lowest, self.smallest = self.lowest.minimum(twice), self.smallest.minimum(residual)
-        return found
+        return improved
 
 
 def _conjugate_gradients(
@@ -129,8 +134,8 @@ def _conjugate_gradients(
     knobs: ConjugateGradients,
     progress: Progress | None,
 ) -> Solution:
-    """Solve in place of `z`, which holds the best of each unknown until it is finished."""
-    image, report, finish = torch.empty_like(z), Report(), Finish(knobs.tolerance, knobs.rest)
+    """Solve, starting from z [K, d], which is overwritten: it holds the best of each unknown until that is finished."""
+    image, report, finish = torch.empty_like(z), SolveReport(), FinishRule(knobs.tolerance, knobs.rest)
     columns, nothing = torch.arange(len(z), device=z.device), torch.full_like(z[:, 0], math.inf, dtype=torch.float64)
     live = _Live(columns, z.clone(), right - model.product(z), right, right, nothing, nothing)
     report.residuals, report.converged, report.vectors = nothing.clone(), True, len(z)
@@ -181,8 +186,8 @@ def _conjugate_gradients(
         _advance(model, live, slope, report, knobs.refresh)
 
 
-def _advance(model: LinearModel, live: _Live, slope: Tensor, report: Report, refresh: int) -> None:
-    """A step along the direction, to the lowest point on it."""
+def _advance(model: LinearModel, live: _Live, slope: Tensor, report: SolveReport, refresh: int) -> None:
+    """Step along the direction, to the lowest point on it."""
     product = model.product(live.direction)
     length = (slope / inner(live.direction, product)).unsqueeze(1).to(product.dtype)
     live.z.addcmul_(length, live.direction)
@@ -190,6 +195,6 @@ def _advance(model: LinearModel, live: _Live, slope: Tensor, report: Report, ref
     report.vectors += len(live.z)
     if report.iterations % refresh:
         live.residual.addcmul_(length, product, value=-1)
-    else:  # the recursion drifts away from what it stands for
+    else:  # the recursion drifts away from the true residual
         live.residual = live.right - model.product(live.z)
         report.vectors += len(live.z)

@@ -4,10 +4,10 @@
     L'(z) = 1/2 sum_i |phi_i z|^2_(B_i) + 1/2 |z - A^-1 b|^2_A               gradient M z + A z - b
     dual:   (I + R^T Phi A^-1 Phi^T R) u = e - R^T Phi theta_0,  z = theta_0 + A^-1 Phi^T R u
 
-L and L' differ by a constant; L' has the noise of all rows in b, so a batch leaves less to chance (Antoran et al.
+L and L' differ by a constant; L' has the noise of all rows in b, so the gradient of a batch varies less (Antoran et al.
 2023). The dual has an unknown for every output of every row, n r K numbers, and its gradient for a batch is exact for
-those rows, so that it vanishes at the solution (Lin et al. 2024). All use Nesterov's momentum and a geometric average
-of iterates.
+those rows, so that it vanishes at the solution (Lin et al. 2024). All three use Nesterov's momentum and a geometric
+average of iterates.
 """
 
 import math
@@ -18,26 +18,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from caveat.engine.linear_model.features import Block, times, times_transposed
-from caveat.engine.linear_model.model import LinearModel, System
+from caveat.engine.linear_model.features import RowBlock, apply_factor, apply_factor_transposed
+from caveat.engine.linear_model.model import LinearModel, LinearSystem
 
 __all__ = ["Descent", "Dual", "Pace", "Primal"]
 
 
 @dataclass
 class Pace:
-    """How a descent moves."""
+    """How fast a descent moves."""
 
-    step: float  # its length, shortened on the way
+    step: float  # the step size, which is shortened on the way
     momentum: float
     averaging: float  # the weight of an iterate in the average
     batch_rows: int
 
 
 class Descent(ABC):
-    """Where a descent is; tensors of K unknowns."""
+    """A descent for K unknowns: where it is, and how it moves by a batch."""
 
-    def __init__(self, model: LinearModel, system: System, start: Tensor | None, pace: Pace) -> None:
+    def __init__(self, model: LinearModel, system: LinearSystem, start: Tensor | None, pace: Pace) -> None:
         self.model, self.system, self.start, self.pace = model, system, start, pace
         self._best = torch.full((len(system.right),), math.inf, dtype=torch.float64, device=system.right.device)
         self._stale, self._shortened = 0, False  # looks since residuals last fell; whether the last look cut the step
@@ -48,11 +48,11 @@ class Descent(ABC):
 
     @abstractmethod
     def _due(self) -> tuple[float, int]:
-        """By which factor residuals should have fallen after so many looks, or else the step is too long."""
+        """By which factor residuals should fall within how many looks; otherwise the step is too long."""
 
     @abstractmethod
-    def move(self, block: Block) -> None:
-        """A step by the rows of a batch."""
+    def move(self, block: RowBlock) -> None:
+        """Take a step by the rows of a batch."""
 
     @abstractmethod
     def average(self) -> Tensor:
@@ -61,8 +61,8 @@ class Descent(ABC):
     @abstractmethod
     def _tensors(self) -> Iterator[str]: ...
 
-    def _part(self, block: Block) -> float:
-        """Of a whole batch's rows."""
+    def _part(self, block: RowBlock) -> float:
+        """The share of a whole batch's rows that this one has."""
         return len(block.index) / min(self.pace.batch_rows, self.model.features.rows)
 
     def keep(self, columns: Tensor) -> None:
@@ -72,7 +72,7 @@ class Descent(ABC):
             setattr(self, name, getattr(self, name)[columns])
 
     def judge(self, residuals: Tensor) -> Tensor:
-        """Shorten the step where residuals [k] say so, and begin again where they run away: those are infinite then."""
+        """Shorten the step if residuals [k] do not fall; if they explode, begin again and return infinity."""
         if not bool((residuals < 1e3).all()):
             self.model.check_finite()
             self.pace.step /= 4
@@ -89,14 +89,16 @@ class Descent(ABC):
 
 
 class Primal(Descent):
-    """Descent on L or, reduced, on L'."""
+    """Descent on L or, if `reduced`, on L'."""
 
-    def __init__(self, model: LinearModel, system: System, start: Tensor | None, pace: Pace, reduced: bool) -> None:
+    def __init__(
+        self, model: LinearModel, system: LinearSystem, start: Tensor | None, pace: Pace, reduced: bool
+    ) -> None:
         self.reduced = reduced
         super().__init__(model, system, start, pace)
 
     def _due(self) -> tuple[float, int]:
-        # Batches keep the iterates moving about the solution, as far as the step is long.
+        # Batches keep the iterates moving around the solution, in proportion to the step.
         return (0.9, 1) if self.pace.batch_rows < self.model.features.rows else (1.0, 10)
 
     def _begin(self) -> None:
@@ -108,44 +110,44 @@ class Primal(Descent):
         if self.start is not None:
             yield "start"
 
-    def move(self, block: Block) -> None:
-        """A step by the rows of a batch."""
+    def move(self, block: RowBlock) -> None:
+        """Take a step by the rows of a batch."""
         model, system, share = self.model, self.system, self.model.features.rows / len(block.index)
         ahead = self.z + self.pace.momentum * self.velocity
         factor = model.noise.factor(block)
-        seen = times_transposed(factor, block.forward(ahead))
+        seen = apply_factor_transposed(factor, block.forward(ahead))
         if self.reduced:
             constant = system.right
         else:
             constant = model.precision * system.prior
             seen = seen if system.noise is None else seen - system.noise(block)
-        gradient = share * block.backward(times(factor, seen)) + model.precision * ahead - constant
-        # A batch of fewer rows, the last, takes a shorter step: every row counts alike.
+        gradient = share * block.backward(apply_factor(factor, seen)) + model.precision * ahead - constant
+        # The last batch may have fewer rows and then takes a shorter step, so that every row counts alike.
         self.velocity.mul_(self.pace.momentum).sub_(gradient, alpha=self.pace.step * self._part(block))
         self.z += self.velocity
         self.mean.lerp_(self.z, self.pace.averaging)
 
     def average(self) -> Tensor:
-        """The average of iterates."""
+        """The average of iterates, [k, d]."""
         return self.mean
 
 
 class Dual(Descent):
-    """Descent on the dual; u and its velocity have an image Phi^T R u among the parameters that moves with them."""
+    """Descent on the dual; the images Phi^T R u of u and of its velocity, [k, d], are updated along with them."""
 
     def _due(self) -> tuple[float, int]:
-        return 1.0, 10  # at the solution no batch moves it: residuals fall, if not every time
+        return 1.0, 10  # no batch moves the solution, so residuals fall, if not at every look
 
     def _begin(self) -> None:
         features, right = self.model.features, self.system.right
         shape = (len(right), features.rows, self.model.noise.width)
         self.u, self.velocity, self.noise = right.new_zeros(shape), right.new_zeros(shape), right.new_zeros(shape)
-        if self.system.noise is not None:  # kept, since as much is kept anyway
+        if self.system.noise is not None:  # stored, since u is as large
             for block in features.blocks():
                 self.noise[:, block.index] = self.system.noise(block)
         if self.start is not None:  # at the solution, u = e - R^T Phi z
             for block in features.blocks():
-                seen = times_transposed(self.model.noise.factor(block), block.forward(self.start))
+                seen = apply_factor_transposed(self.model.noise.factor(block), block.forward(self.start))
                 self.u[:, block.index] = self.noise[:, block.index] - seen
         self.image = self.model.pulled(lambda block: self.u[:, block.index])
         self.mean, self.image_velocity = self.image.clone(), torch.zeros_like(self.image)
@@ -155,22 +157,22 @@ class Dual(Descent):
         if self.start is not None:
             yield "start"
 
-    def move(self, block: Block) -> None:
-        """A step by the rows of a batch."""
+    def move(self, block: RowBlock) -> None:
+        """Take a step by the rows of a batch."""
         model, momentum = self.model, self.pace.momentum
         share = self._part(block) * model.features.rows / len(block.index)
         factor = model.noise.factor(block)
         u = self.u[:, block.index] + momentum * self.velocity[:, block.index]
         z = self.system.prior + (self.image + momentum * self.image_velocity) / model.precision
-        gradient = times_transposed(factor, block.forward(z)) + u - self.noise[:, block.index]
+        gradient = apply_factor_transposed(factor, block.forward(z)) + u - self.noise[:, block.index]
         change = gradient * (-self.pace.step * share)
         self.velocity.mul_(momentum)
         self.velocity[:, block.index] += change
         self.u += self.velocity
-        self.image_velocity.mul_(momentum).add_(block.backward(times(factor, change)))
+        self.image_velocity.mul_(momentum).add_(block.backward(apply_factor(factor, change)))
         self.image += self.image_velocity
         self.mean.lerp_(self.image, self.pace.averaging)
 
     def average(self) -> Tensor:
-        """The unknowns of the averaged dual ones."""
+        """The unknowns [k, d] that belong to the averaged dual ones."""
         return self.system.prior + self.mean / self.model.precision

@@ -3,8 +3,8 @@
     block.forward(z)  = phi_i z   for the rows i of the block, K vectors z at once:   [K, d] -> [K, B, m]
     block.backward(v) = sum_i phi_i^T v_i:                                            [K, B, m] -> [K, d]
 
-A matrix is one way to have them; a network's jvp and vjp at its weights are another, with the forward pass shared by
-all products of a block. Noise is a factor of each row's precision, R_i R_i^T = B_i.
+The products may come from a matrix, or from a network's jvp and vjp at its weights, with the forward pass shared by
+all products of a block. The noise is given by a factor of each row's precision, R_i R_i^T = B_i.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,34 +15,34 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Block",
     "DenseBlock",
     "DenseFeatures",
     "Features",
-    "Noise",
+    "NoisePrecision",
+    "RowBlock",
     "RowNoise",
-    "Scaled",
-    "times",
-    "times_transposed",
+    "ScaledFeatures",
+    "apply_factor",
+    "apply_factor_transposed",
 ]
 
 
-class Block(Protocol):
-    """Some rows of the data."""
+class RowBlock(Protocol):
+    """A block of rows, and products with their features."""
 
     @property
     def index(self) -> Tensor:
         """Which rows of the data they are, [B]."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Phi z, [K, d] -> [K, B, m]."""
+        """The products Phi z of the block's rows, [K, d] -> [K, B, m]."""
 
     def backward(self, v: Tensor) -> Tensor:
-        """Phi^T v, [K, B, m] -> [K, d]."""
+        """The products Phi^T v, summed over the block's rows, [K, B, m] -> [K, d]."""
 
 
 class Features(Protocol):
-    """All rows, block by block."""
+    """The features of all rows, block by block."""
 
     @property
     def size(self) -> int:
@@ -58,27 +58,27 @@ class Features(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of vectors of parameters."""
+        """The type of vectors of parameters."""
 
     @property
     def device(self) -> torch.device:
-        """Where products are made."""
+        """The device that products are computed on."""
 
-    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
-        """All rows in order, in blocks of a fixed size; or one block for each tensor of row numbers."""
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[RowBlock]:
+        """All rows in order, in blocks of a fixed size; or, with `order`, one block for each tensor of row numbers."""
 
 
-class Noise(Protocol):
-    """The precision B_i of each row's outputs, as a factor."""
+class NoisePrecision(Protocol):
+    """The precision B_i of each row's noise, as a factor R_i with R_i R_i^T = B_i."""
 
     @property
     def width(self) -> int:
-        """Columns of a factor, r."""
+        """The number of columns of a factor, r."""
 
-    def factor(self, block: Block) -> Tensor:
-        """R of each row, [B, m, r], or [B, m], the diagonal of a diagonal one.
+    def factor(self, block: RowBlock) -> Tensor:
+        """The factor R of each row: [B, m, r], or [B, m] for the diagonal of a diagonal one.
 
-        Outputs in positions that know nothing of each other have [B, p, c, q, t] with m = p c t and r = p q t.
+        Outputs at several positions that are independent have [B, p, c, q, t], with m = p c t and r = p q t.
         """
 
 
@@ -90,24 +90,24 @@ class RowNoise:
 
     @property
     def width(self) -> int:
-        """Columns of a factor."""
+        """The number of columns of a factor, r."""
         return self.factors.shape[-1]
 
-    def factor(self, block: Block) -> Tensor:
-        """Those of the block's rows."""
+    def factor(self, block: RowBlock) -> Tensor:
+        """The factors of the block's rows, [B, m, r] or [B, m]."""
         return self.factors[block.index]
 
 
-def times(factor: Tensor, e: Tensor) -> Tensor:
-    """R e for each row, [K, B, r] -> [K, B, m]."""
+def apply_factor(factor: Tensor, e: Tensor) -> Tensor:
+    """The product R e of each row, [K, B, r] -> [K, B, m]."""
     if factor.ndim == 5:
         _, p, _, q, t = factor.shape
         return torch.einsum("bpcqt,kbpqt->kbpct", factor, e.unflatten(2, (p, q, t))).flatten(2)
     return factor * e if factor.ndim == 2 else torch.einsum("bmr,kbr->kbm", factor, e)
 
 
-def times_transposed(factor: Tensor, v: Tensor) -> Tensor:
-    """R^T v for each row, [K, B, m] -> [K, B, r]."""
+def apply_factor_transposed(factor: Tensor, v: Tensor) -> Tensor:
+    """The product R^T v of each row, [K, B, m] -> [K, B, r]."""
     if factor.ndim == 5:
         _, p, c, _, t = factor.shape
         return torch.einsum("bpcqt,kbpct->kbpqt", factor, v.unflatten(2, (p, c, t))).flatten(2)
@@ -116,22 +116,22 @@ def times_transposed(factor: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseBlock:
-    """Rows whose features are held while they are used."""
+    """Rows whose features are in memory."""
 
     index: Tensor  # which rows they are, [B]
     phi: Tensor  # [B, m, d]
 
     def forward(self, z: Tensor) -> Tensor:
-        """Phi z, [K, d] -> [K, B, m]."""
+        """The products Phi z of the block's rows, [K, d] -> [K, B, m]."""
         return (z @ self.phi.flatten(0, 1).T).unflatten(1, self.phi.shape[:2])
 
     def backward(self, v: Tensor) -> Tensor:
-        """Phi^T v, [K, B, m] -> [K, d]."""
+        """The products Phi^T v, summed over the block's rows, [K, B, m] -> [K, d]."""
         return v.flatten(1) @ self.phi.flatten(0, 1)
 
 
 class DenseFeatures:
-    """A matrix held in memory.
+    """Features that are a matrix in memory.
 
     Args:
         phi: features [n, m, d], or [n, d] for one output a row.
@@ -154,8 +154,8 @@ class DenseFeatures:
         self.rows, self.outputs, self.size = self.phi.shape
         self.dtype, self.device = phi.dtype, phi.device
 
-    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
-        """Slices in order, or chosen rows."""
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[RowBlock]:
+        """All rows in order, in blocks of `block_rows`; or one block for each tensor of row numbers."""
         if order is not None:
             yield from (DenseBlock(index, self.phi[index]) for index in order)
             return
@@ -166,7 +166,7 @@ class DenseFeatures:
 
 @dataclass(frozen=True)
 class _ScaledBlock:
-    block: Block
+    block: RowBlock
     scale: Tensor
 
     @property
@@ -180,11 +180,11 @@ class _ScaledBlock:
         return self.block.backward(v) * self.scale
 
 
-class Scaled:
-    """Features times a number for each parameter, phi diag(s): a prior of precision alpha / s^2 on the parameters s z.
+class ScaledFeatures:
+    """Features phi diag(s), scaled for each parameter: a prior of precision alpha / s^2 on the parameters s z.
 
-    With s_j the inverse root of the curvature's diagonal this is the g-prior, whose posterior does not change with the
-    features' units; a parameter that has no curvature has no unit either, and s_j = 0 leaves it out.
+    With s_j the inverse root of the curvature's diagonal this is the g-prior, whose posterior does not depend on the
+    features' units. A parameter without curvature has no such unit, and s_j = 0 leaves it out.
     """
 
     def __init__(self, features: Features, scale: Tensor) -> None:
@@ -192,6 +192,6 @@ class Scaled:
         self.size, self.rows, self.outputs = features.size, features.rows, features.outputs
         self.dtype, self.device = features.dtype, features.device
 
-    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
-        """Those of the features, scaled."""
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[RowBlock]:
+        """The blocks of the features, scaled."""
         yield from (_ScaledBlock(block, self.scale) for block in self.features.blocks(order))

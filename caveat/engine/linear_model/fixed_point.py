@@ -2,11 +2,11 @@
 
     log x <- log x + reach (log u(x) - log x),   reach = -1 / slope of (log u - log x), by a secant in each coordinate
 
-x are the precisions and u(x) is where the update leads. The slope is -1 where that is the fixed point at once. With
-more weights than the data determine it is steeper: the stronger a prior, the smaller the effective dimension and the
-weaker the prior that the update wants; some -1.5 for large networks, and plain updates would go to and fro. Precisions
-are positive and range over many orders of magnitude, so the search is in logarithms; those that run to zero or infinity
-end at a bound, and it is said.
+x are the precisions and u(x) is the update of them. The slope is -1 where one update reaches the fixed point. With more
+weights than the data determine it is steeper, because a stronger prior means a smaller effective dimension, for which
+the update asks for a weaker prior: about -1.5 for large networks, for which plain updates would oscillate. Precisions
+are positive and range over many orders of magnitude, so the search is in logarithms. Those that run to zero or infinity
+end at a bound, with a warning.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from caveat.engine.linear_model.model import LinearModel
 
-__all__ = ["Hyperparameters", "Search", "spread"]
+__all__ = ["FixedPointSearch", "Hyperparameters", "spread"]
 
 _LOWEST, _HIGHEST = 1e-10, 1e4  # of alpha / beta, in units of the curvature's largest eigenvalue
 _FIRST_SLOPE = -1.5  # until there are two points
@@ -26,7 +26,7 @@ _NOISE = 1e-4, 1e8  # of beta, in units of where it starts
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Prior and noise."""
+    """The precisions of prior and noise."""
 
     prior: Tensor  # alpha of each group, [G], float64
     noise: float = 1.0  # beta
@@ -34,23 +34,23 @@ class Hyperparameters:
     names: tuple[str, ...] | None = None  # of the groups, for what is said about them
 
     def which(self, numbers: list[int]) -> str:
-        """Groups in words."""
+        """Groups in words, from their numbers."""
         if self.groups is None:
             return ""
         return f" of groups {numbers}" if self.names is None else f" of {', '.join(self.names[i] for i in numbers)}"
 
     def model(self, model: LinearModel) -> LinearModel:
-        """The model that solves see: unit beta, and a prior precision of alpha / beta."""
+        """The model as solvers see it: with unit beta, and a prior precision of alpha / beta."""
         return model.with_precision(spread(self.prior / self.noise, self.groups).to(model.precision))
 
 
 def spread(values: Tensor, groups: tuple[int, ...] | None) -> Tensor:
-    """A value of each group for each of its parameters, [d], or [1] where there is one group."""
+    """Values of groups [G] repeated for each of their parameters, [d], or [1] where there is one group."""
     return values if groups is None else values.repeat_interleave(torch.tensor(groups, device=values.device))
 
 
-class Search:
-    """A fixed point in the logarithms of the precisions, by secants, within bounds."""
+class FixedPointSearch:
+    """A search for the fixed point in the logarithms of the precisions, by secants, within bounds."""
 
     def __init__(self, top: float, tolerance: float) -> None:
         self.top, self.tolerance, self.resting = top or 1.0, tolerance, False
@@ -69,12 +69,12 @@ class Search:
         }
 
     def restore(self, state: dict[str, Any], like: Tensor) -> None:
-        """Go on from a state."""
+        """Continue from a state that `state` returned; `like` has the type and device of the precisions."""
         at, step = (like.new_tensor(part) for part in state["last"])
         self._last, self._gamma, self._first_noise = (at, step), like.new_tensor(state["gamma"]), state["noise"]
 
     def next(self, hyper: Hyperparameters, gamma: Tensor, prior: Tensor, noise: float | None) -> Hyperparameters:
-        """Where to go from here; `resting` then says whether that is near enough to stay."""
+        """The next precisions, given where an update leads; `resting` then says whether to stop there."""
         at = torch.cat([hyper.prior, hyper.prior.new_tensor([hyper.noise])]).log()
         to = torch.cat([prior, prior.new_tensor([hyper.noise if noise is None else noise])])
         step = to.clamp(1e-300, 1e300).log() - at
@@ -100,7 +100,7 @@ class Search:
         return replace(hyper, prior=new_prior, noise=new_noise)
 
     def _bounded_noise(self, now: float, wanted: float | None) -> float:
-        """Where the noise precision goes from here, within bounds about where it started."""
+        """The next noise precision, within bounds around where it started."""
         self._first_noise = self._first_noise or now
         if wanted is None:
             return now
@@ -109,7 +109,7 @@ class Search:
         return min(max(wanted, low), high)
 
     def complaints(self, steps: int, hyper: Hyperparameters) -> list[str]:
-        """What a person should know."""
+        """What a person should be warned of after so many steps."""
         said = []
         for sign, way, meaning in (
             (1, "infinity", "the data do not support these features"),

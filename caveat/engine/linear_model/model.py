@@ -3,9 +3,9 @@
     y_i = phi_i theta + eps_i,  eps_i ~ N(0, B_i^-1),  theta ~ N(0, A^-1);   posterior N(mean, H^-1)
     M = Phi^T B Phi,   H = M + A,   H mean = Phi^T B y,   H z = A theta_0 + Phi^T R e   gives   z ~ N(0, H^-1)
 
-with B_i = R_i R_i^T, e standard normal and theta_0 ~ N(0, A^-1): neither an inverse nor a root of B is needed, and e is
-looked up again for every row (`normals`). The effective dimension is gamma = tr(H^-1 M) = E[z^T M z]. Nothing larger
-than K vectors of parameters is kept, whatever the number of rows.
+with B_i = R_i R_i^T, e standard normal and theta_0 ~ N(0, A^-1). Neither an inverse nor a root of B is needed, and e is
+computed anew whenever a row needs it (`counted_normals`). The effective dimension is gamma = tr(H^-1 M) = E[z^T M z].
+Nothing larger than K vectors of parameters is stored, whatever the number of rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +16,21 @@ from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.linear_model.counted_normals import standard_normals
-from caveat.engine.linear_model.features import Block, Features, Noise, Scaled, times, times_transposed
+from caveat.engine.linear_model.features import (
+    Features,
+    NoisePrecision,
+    RowBlock,
+    ScaledFeatures,
+    apply_factor,
+    apply_factor_transposed,
+)
 
 __all__ = [
     "DENSE_UP_TO",
-    "Draws",
     "LinearModel",
+    "LinearSystem",
     "RowValues",
-    "System",
+    "SampleRandomness",
     "g_prior",
     "inner",
     "log_determinant",
@@ -31,39 +38,39 @@ __all__ = [
     "regression_system",
 ]
 
-RowValues = Callable[[Block], Tensor]  # values of a block's rows, [K, B, r] or [K, B, m]
+RowValues = Callable[[RowBlock], Tensor]  # values of a block's rows, [K, B, r] or [K, B, m]
 DENSE_UP_TO = 5000  # the side of a matrix that is worth factorising
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Features, noise and prior."""
+    """The features of a linear model, its noise and its prior."""
 
     features: Features
-    noise: Noise
+    noise: NoisePrecision
     precision: Tensor  # the diagonal of A, [d], or [1] for all
 
     def curvature(self, z: Tensor) -> Tensor:
-        """M z for K vectors, [K, d], in one pass over the rows."""
+        """The products M z of K vectors [K, d], in one pass over the rows."""
         total = torch.zeros_like(z)
         for block in self.features.blocks():
             total += self.block_curvature(block, z)
         return total
 
-    def block_curvature(self, block: Block, z: Tensor) -> Tensor:
-        """The part of M z that comes from a block's rows."""
+    def block_curvature(self, block: RowBlock, z: Tensor) -> Tensor:
+        """The part of M z that comes from a block's rows, for K vectors [K, d]."""
         factor = self.noise.factor(block)
-        return block.backward(times(factor, times_transposed(factor, block.forward(z))))
+        return block.backward(apply_factor(factor, apply_factor_transposed(factor, block.forward(z))))
 
     def product(self, z: Tensor) -> Tensor:
-        """H z for K vectors, [K, d]."""
+        """The products H z of K vectors [K, d]."""
         return self.curvature(z).addcmul_(z, self.precision)
 
     def pulled(self, e: RowValues) -> Tensor:
-        """Phi^T R e, [K, d]."""
+        """Phi^T R e, [K, d], for values e of the rows."""
         total: Tensor | None = None
         for block in self.features.blocks():
-            part = block.backward(times(self.noise.factor(block), e(block)))
+            part = block.backward(apply_factor(self.noise.factor(block), e(block)))
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
@@ -78,19 +85,19 @@ class LinearModel:
                     f"({str(self.features.dtype).removeprefix('torch.')})"
                 )
 
-    def _not_finite(self, order: Sequence[Tensor] | None) -> Iterator[Block]:
+    def _not_finite(self, order: Sequence[Tensor] | None) -> Iterator[RowBlock]:
         z = torch.ones(1, self.features.size, dtype=self.features.dtype, device=self.features.device)
         for block in self.features.blocks(order):
             if not self.block_curvature(block, z).isfinite().all():
                 yield block
 
     def with_precision(self, precision: Tensor) -> "LinearModel":
-        """The same rows under another prior."""
+        """The same rows under a prior of another precision, [d] or [1]."""
         return replace(self, precision=precision)
 
 
 @dataclass(frozen=True)
-class System:
+class LinearSystem:
     """H z = A prior + Phi^T R e for K unknown z, with e a function of the rows (None: zero)."""
 
     right: Tensor  # the right-hand side, [K, d]
@@ -98,35 +105,35 @@ class System:
     noise: RowValues | None = None
 
     @classmethod
-    def of(cls, model: LinearModel, right: Tensor) -> "System":
-        """Any right-hand side."""
+    def of(cls, model: LinearModel, right: Tensor) -> "LinearSystem":
+        """The system with any right-hand side [K, d], as one with a prior alone."""
         return cls(right, right / model.precision)
 
-    def take(self, columns: Tensor) -> "System":
-        """Some of the unknowns."""
+    def take(self, columns: Tensor) -> "LinearSystem":
+        """The system of some of the unknowns."""
         noise = self.noise
-        own: RowValues | None = None if noise is None else lambda block: noise(block)[columns]
-        return System(self.right[columns], self.prior[columns], own)
+        fewer: RowValues | None = None if noise is None else lambda block: noise(block)[columns]
+        return LinearSystem(self.right[columns], self.prior[columns], fewer)
 
-    def beside(self, other: "System") -> "System":
-        """The unknowns of both, to be solved together."""
+    def beside(self, other: "LinearSystem") -> "LinearSystem":
+        """The system of the unknowns of both, to be solved together."""
 
-        def both(block: Block) -> Tensor:
-            found = [None if one is None else one(block) for one in (self.noise, other.noise)]
-            like = next(e for e in found if e is not None)
+        def both(block: RowBlock) -> Tensor:
+            values = [None if noise is None else noise(block) for noise in (self.noise, other.noise)]
+            like = next(e for e in values if e is not None)
             counts = (len(self.right), len(other.right))
             return torch.cat(
-                [like.new_zeros(k, *like.shape[1:]) if e is None else e for k, e in zip(counts, found, strict=True)]
+                [like.new_zeros(k, *like.shape[1:]) if e is None else e for k, e in zip(counts, values, strict=True)]
             )
 
         right, prior = torch.cat([self.right, other.right]), torch.cat([self.prior, other.prior])
-        return System(right, prior, None if self.noise is None and other.noise is None else both)
+        return LinearSystem(right, prior, None if self.noise is None and other.noise is None else both)
 
 
-class Draws:
+class SampleRandomness:
     """The randomness of K posterior samples, fixed by a seed and the same for every prior precision.
 
-    Making it takes a pass over the rows (backward only): Phi^T R e does not depend on the prior.
+    Making it takes one pass over the rows (backward only), because Phi^T R e does not depend on the prior.
     """
 
     def __init__(self, model: LinearModel, samples: int | Sequence[int], seed: int = 0) -> None:
@@ -136,26 +143,26 @@ class Draws:
         self._unit = standard_normals(seed, "parameters", self.samples, places, self._dtype)
         self._pulled = model.pulled(self.noise)
 
-    def noise(self, block: Block) -> Tensor:
+    def noise(self, block: RowBlock) -> Tensor:
         """The standard normal e of a block's rows, [K, B, r]."""
         columns = torch.arange(self._width, device=block.index.device)
         places = block.index.unsqueeze(1) * self._width + columns
         return standard_normals(self.seed, "rows", self.samples, places, self._dtype)
 
-    def system(self, model: LinearModel) -> System:
-        """What the samples solve."""
+    def system(self, model: LinearModel) -> LinearSystem:
+        """The system whose solutions are the samples, under the model's prior."""
         root = model.precision.sqrt()
-        return System(self._pulled + self._unit * root, self._unit / root, self.noise)
+        return LinearSystem(self._pulled + self._unit * root, self._unit / root, self.noise)
 
 
-def regression_system(model: LinearModel, targets: Tensor) -> System:
-    """What the posterior mean solves: H mean = Phi^T B y, for targets [n, m]."""
+def regression_system(model: LinearModel, targets: Tensor) -> LinearSystem:
+    """The system whose solution is the posterior mean, H mean = Phi^T B y, for targets [n, m]."""
 
-    def e(block: Block) -> Tensor:
-        return times_transposed(model.noise.factor(block), targets[block.index].unsqueeze(0))
+    def e(block: RowBlock) -> Tensor:
+        return apply_factor_transposed(model.noise.factor(block), targets[block.index].unsqueeze(0))
 
     right = model.pulled(e)
-    return System(right, torch.zeros_like(right), e)
+    return LinearSystem(right, torch.zeros_like(right), e)
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -164,17 +171,17 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def g_prior(model: LinearModel) -> LinearModel:
-    """The model with its features scaled to a curvature of one for each parameter; exact, at n r products backward."""
+    """The model with its features scaled so that every parameter has a curvature of 1; takes n r products backward."""
     features = model.features
     diagonal = torch.zeros(features.size, dtype=torch.float64, device=features.device)
     for rows in _pulled_rows(model):
         diagonal += rows.double().square().sum(0)
     scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
-    return replace(model, features=Scaled(features, scale.to(features.dtype)))
+    return replace(model, features=ScaledFeatures(features, scale.to(features.dtype)))
 
 
 def log_determinant(model: LinearModel) -> float:
-    """The logarithm of det(I + A^-1 M), from a matrix over parameters or over rows, whichever is smaller."""
+    """The logarithm of det(I + A^-1 M), computed from a matrix over parameters or over rows, whichever is smaller."""
     features, r = model.features, model.noise.width
     side = min(features.size, features.rows * r)
     if side > DENSE_UP_TO:
@@ -198,17 +205,17 @@ def log_determinant(model: LinearModel) -> float:
 
 
 def _pulled_rows(model: LinearModel) -> Iterator[Tensor]:
-    """R_i^T phi_i of every row, [B r, d] for a few rows at a time: each takes a product with all of them."""
+    """R_i^T phi_i of every row, as [B r, d] for a few rows at a time, by B r products with the block."""
     features, r = model.features, model.noise.width
     for block in features.blocks(torch.arange(features.rows, device=features.device).split(8)):
         unit = torch.eye(len(block.index) * r, dtype=features.dtype, device=features.device)
-        yield block.backward(times(model.noise.factor(block), unit.unflatten(1, (-1, r))))
+        yield block.backward(apply_factor(model.noise.factor(block), unit.unflatten(1, (-1, r))))
 
 
 def misfit(model: LinearModel, targets: Tensor, mean: Tensor) -> float:
-    """|y - Phi mean|^2_B for targets [n, m] and a mean [d], summed in float64."""
+    """The misfit |y - Phi mean|^2_B for targets [n, m] and a mean [d], summed in float64."""
     total = torch.zeros((), dtype=torch.float64, device=mean.device)
     for block in model.features.blocks():
         error = targets[block.index] - block.forward(mean.unsqueeze(0))
-        total += times_transposed(model.noise.factor(block), error).double().square().sum()
+        total += apply_factor_transposed(model.noise.factor(block), error).double().square().sum()
     return float(total)

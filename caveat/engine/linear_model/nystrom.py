@@ -3,9 +3,9 @@
     Y = M Omega,   M ~ Y (Omega^T Y)^-1 Y^T,   Omega [d, r] orthonormal
     P = U diag(lambda - lambda_r) U^T + lambda_r I + A
 
-(Frangella, Tropp and Udell 2023; for A = alpha I, P is (lambda_r + alpha) times theirs). The sketch does not know the
-prior: it is built once, for r products, and serves every A. A small multiple of Omega is added to Y and taken from the
-eigenvalues again, so that the Cholesky factor exists where M has no full rank.
+(Frangella, Tropp and Udell 2023; for A = alpha I, P is (lambda_r + alpha) times theirs). The sketch does not depend on
+the prior: it is built once, for r products, and serves every A. A small multiple of Omega is added to Y and subtracted
+from the eigenvalues again, so that the Cholesky factor exists even where M does not have full rank.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ from caveat.engine.linear_model.model import LinearModel
 
 __all__ = ["Nystrom", "sketch", "top_eigenvalue"]
 
-_AT_ONCE = 1 << 24  # numbers of a part that is solved for
+_AT_ONCE = 1 << 24  # numbers in a part of the triangular solve
 
 
 @dataclass(frozen=True)
 class Nystrom:
-    """Leading eigenvectors and values of the curvature, about."""
+    """The leading eigenvectors and eigenvalues of the curvature, approximately."""
 
     vectors: Tensor  # U, [d, r]
     values: Tensor  # lambda, [r], descending, float64
 
     def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
-        """P^-1 v for v [K, d]."""
+        """The function v [K, d] -> P^-1 v under a prior precision [d] or [1]."""
         return self._of_one(precision) if len(precision) == 1 else self._of_each(precision)
 
     def _of_one(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
@@ -41,7 +41,7 @@ class Nystrom:
         def solve(v: Tensor) -> Tensor:
             inside = v @ U
             outside = v - inside @ U.T
-            # What rounding leaves of a large part inside is much where lambda_r + alpha is small: once more.
+            # Rounding leaves a little of the part inside, which counts where lambda_r + alpha is small: project again.
             outside -= (outside @ U) @ U.T
             return (inside / along).to(v.dtype) @ U.T + outside / elsewhere.to(v.dtype)
 
@@ -67,9 +67,9 @@ class Nystrom:
 def sketch(
     model: LinearModel, rank: int, seed: int = 0, at_once: int = 64, counted: Callable[[int, int], None] | None = None
 ) -> Nystrom:
-    """The sketch of a rank, from that many products with M, `at_once` in a pass; `counted` hears of them.
+    """A sketch of some rank, from that many products with M, `at_once` in a pass; `counted` is called with each.
 
-    No more than two arrays of its size are there at a time: of eleven million weights and rank 256 each has 11 GB.
+    There are never more than two arrays of its size: for eleven million weights and rank 256 each takes 11 GB.
     """
     features = model.features
     rank = min(rank, features.size, features.rows * model.noise.width)
@@ -80,10 +80,10 @@ def sketch(
     omega = torch.linalg.qr(standard_normals(seed, "sketch", range(rank), places, features.dtype).T)[0]
     product = torch.empty_like(omega)  # Y, and in the end the root Y_s C^-T, whose square is the approximation
     for first in range(0, rank, at_once):
-        found = model.curvature(omega.T[first : first + at_once].contiguous())
-        if not found.isfinite().all():
+        columns = model.curvature(omega.T[first : first + at_once].contiguous())
+        if not columns.isfinite().all():
             model.check_finite()
-        product.T[first : first + at_once] = found
+        product.T[first : first + at_once] = columns
         if counted is not None:
             counted(min(first + at_once, rank), rank)
     shift = torch.finfo(features.dtype).eps * float(product.norm()) or torch.finfo(features.dtype).tiny
@@ -99,7 +99,7 @@ def sketch(
 
 
 def _factor(gram: Tensor, shift: float) -> tuple[Tensor, float]:
-    """C with C C^T = Omega^T Y_s and Y_s = Y + shift Omega, in float64; and a shift for which there is one."""
+    """C with C C^T = Omega^T Y_s and Y_s = Y + shift Omega, in float64; and the shift, raised until C exists."""
     gram = (gram.double() + gram.T.double()) / 2
     eye = torch.eye(len(gram), dtype=torch.float64, device=gram.device)
     while True:
@@ -110,7 +110,7 @@ def _factor(gram: Tensor, shift: float) -> tuple[Tensor, float]:
 
 
 def top_eigenvalue(model: LinearModel, seed: int = 0, order: list[Tensor] | None = None, products: int = 10) -> float:
-    """About the largest eigenvalue of M, or of the part of some rows, by power iteration from below."""
+    """A lower estimate of the largest eigenvalue of M, or of the part of M from some rows, by power iteration."""
     features = model.features
     z = standard_normals(seed, "power", [0], torch.arange(features.size, device=features.device), features.dtype)
     value = 0.0

@@ -3,10 +3,10 @@
     prepared = ConjugateGradients().prepare(model)         what does not depend on the prior: the Nystrom sketch
     solution = prepared.solve(model, system, start)        for any prior precision, from zero or a warm start
 
-An unknown is finished when two things hold. Its residual is small, |b - H z| <= tolerance |b|, in the plain norm and in
-that of the preconditioner, which is about the error's own: |r|_(P^-1) ~ |z - z*|_H. And z^T M z, its share of the
-effective dimension, has come to rest: stopping early does not give a rough sample but one of a wider posterior.
-Finished unknowns take no further products.
+An unknown is finished when two things hold. Its residual is small, |b - H z| <= tolerance |b|, both in the plain norm
+and in that of the preconditioner, which approximates the norm of the error: |r|_(P^-1) ~ |z - z*|_H. And z^T M z, its
+share of the effective dimension, no longer changes: a solve that stops early gives samples of a wider posterior, not
+just rough ones. Finished unknowns take no further products.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from caveat.engine.linear_model.model import LinearModel, System
+from caveat.engine.linear_model.model import LinearModel, LinearSystem
 
-__all__ = ["Counted", "Finish", "Prepared", "Progress", "Report", "Solution", "Solver", "relative"]
+__all__ = [
+    "FinishRule",
+    "PreparedSolver",
+    "ProductCounter",
+    "Progress",
+    "Solution",
+    "SolveReport",
+    "Solver",
+    "relative",
+]
 
 Progress = Callable[[float, float], None]  # passes so far, the largest residual
-Counted = Callable[[int, int], None]  # products so far, of how many
+ProductCounter = Callable[[int, int], None]  # products so far, of how many
 
 
 @dataclass
-class Report:
+class SolveReport:
     """How a solve went."""
 
     iterations: int = 0
@@ -33,69 +42,72 @@ class Report:
     residuals: Tensor = field(default_factory=lambda: torch.zeros(0))  # |b - H z| / |b|, [K]
     converged: bool = False
     history: list[tuple[float, float]] = field(default_factory=list)  # vectors so far, the largest residual
-    stood_still: bool = False  # some unknowns, at the limit of what the products' digits allow
+    stood_still: bool = False  # whether some unknowns could not be improved, at the precision of the products
     warnings: list[str] = field(default_factory=list)
 
     @property
     def passes(self) -> float:
-        """Passes over the data with all K unknowns; those with fewer count by their share."""
+        """Passes over the data with all K unknowns; a pass with fewer unknowns counts by their share."""
         return self.vectors / max(len(self.residuals), 1)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The unknowns, and what is known of them."""
+    """The unknowns, their images under M, and how the solve went."""
 
     z: Tensor  # [K, d]
     image: Tensor  # M z, [K, d]
-    report: Report
+    report: SolveReport
 
     def effective_dimension(self, groups: tuple[int, ...] | None = None) -> Tensor:
-        """Mean over the unknowns of z^T M z, in float64; of each group of consecutive parameters, [G], where given."""
+        """The mean over the unknowns of z^T M z, [G] in float64: one for each group of consecutive parameters.
+
+        Without groups, G = 1.
+        """
         each = (self.z * self.image).sum(0, dtype=torch.float64) / len(self.z)
         return torch.stack([part.sum() for part in each.split(groups or len(each))])
 
 
-class Prepared(Protocol):
-    """A solver that knows a model's features and noise."""
+class PreparedSolver(Protocol):
+    """A solver that is prepared for a model's features and noise, under any prior."""
 
     top: float  # about the largest eigenvalue of M
-    preparation: float  # products that it took
-    progress: Progress | None  # is told of passes so far and the largest residual
+    preparation: float  # products that the preparation took
+    progress: Progress | None  # called with the passes so far and the largest residual
 
     def tensors(self) -> dict[str, Tensor]:
-        """What it took them for, to be kept and given to `prepare` again."""
+        """What the preparation computed, to be stored and given to `prepare` again."""
 
     def preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
-        """About H^-1 v for v [K, d] under a prior."""
+        """A function v [K, d] -> approximately H^-1 v, under a prior precision [d] or [1]."""
 
-    def solve(self, model: LinearModel, system: System, start: Tensor | None = None) -> Solution:
-        """Solve for all unknowns; the start is that of the prior's draws unless given."""
+    def solve(self, model: LinearModel, system: LinearSystem, start: Tensor | None = None) -> Solution:
+        """Solve for all unknowns from `start` [K, d], or from the system's prior where none is given."""
 
 
 class Solver(Protocol):
-    """A way to solve, and its knobs."""
+    """A solver and its knobs."""
 
     def prepare(
         self,
         model: LinearModel,
         seed: int = 0,
-        kept: dict[str, Tensor] | None = None,
-        counted: Counted | None = None,
-    ) -> Prepared:
-        """Find what serves every prior precision, or take what was kept; `counted` hears of each product."""
+        stored: dict[str, Tensor] | None = None,
+        counted: ProductCounter | None = None,
+    ) -> PreparedSolver:
+        """Compute what serves every prior precision, or take what was stored; `counted` is called with each product."""
 
 
-class Finish:
-    """When an unknown is finished."""
+class FinishRule:
+    """Decides when an unknown is finished."""
 
     def __init__(self, tolerance: float, rest: float) -> None:
         self.tolerance, self.rest = tolerance, rest
         self._energy: Tensor | None = None  # z^T M z when last looked at
 
     def __call__(self, residual: Tensor, energy: Tensor) -> Tensor:
-        """Which unknowns are, of relative residuals [k] (the largest of each) and z^T M z [k]."""
-        solved = residual <= self.tolerance / 100  # nothing is left to move, as at a very good start
+        """Which unknowns are finished, from relative residuals [k] (the largest of each) and z^T M z [k]."""
+        solved = residual <= self.tolerance / 100  # nothing is left to improve, as after a very good start
         if self._energy is not None:
             resting = (energy - self._energy).abs() <= self.rest * energy.abs()
             solved |= resting & (residual <= self.tolerance)
@@ -108,5 +120,5 @@ class Finish:
 
 
 def relative(squares: Tensor, whole: Tensor) -> Tensor:
-    """The root of a quotient of squares, zero where both are."""
+    """The root of a quotient of squares [k], zero where both squares are."""
     return torch.where(squares == 0, 0.0, squares / whole).sqrt()

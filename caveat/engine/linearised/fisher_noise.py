@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from caveat.engine.linear_model import Block
+from caveat.engine.linear_model import RowBlock
 from caveat.likelihoods import Hyper, Likelihood
 from caveat.likelihoods.protocol import DiagonalFisher
 
@@ -24,7 +24,7 @@ class LikelihoodNoise:
         first = self._factor(outputs[:1], targets[:1])
         self.width = first.shape[-1] if first.ndim < 5 else math.prod(first.shape[i] for i in (1, 3, 4))
 
-    def factor(self, block: Block) -> Tensor:
+    def factor(self, block: RowBlock) -> Tensor:
         """Those of the block's rows."""
         return self._factor(self.outputs[block.index], self.targets[block.index])
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs, slices
 from caveat.engine.cost import free_bytes
-from caveat.engine.linear_model import Noise, times
+from caveat.engine.linear_model import NoisePrecision, apply_factor
 from caveat.engine.row_gradients import Jacobian, Plans
 from caveat.engine.tangents import Program
 from caveat.engine.torch_settings import full_precision, refuse_inference_mode
@@ -143,7 +143,7 @@ class NetworkFeatures:
     def _program(self, x: Inputs, float16: bool) -> Program:
         return self._programs.program(self.network, self.params, self.names, x, float16)
 
-    def curvature_diagonal(self, noise: Noise, counted: Callable[[int, int], None] | None = None) -> Tensor:
+    def curvature_diagonal(self, noise: NoisePrecision, counted: Callable[[int, int], None] | None = None) -> Tensor:
         """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
         x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
         network = self.network.restricted(self.names)
@@ -153,7 +153,7 @@ class NetworkFeatures:
             factor = noise.factor(block)
             here = jacobian.at(block.x)
             for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):
-                v = times(factor, unit.expand(1, len(factor), -1))[0]
+                v = apply_factor(factor, unit.expand(1, len(factor), -1))[0]
                 squares = here.squares(v.reshape(here.outputs.shape).contiguous())
                 total += torch.cat([squares[name].flatten() for name in self.names])
             if counted is not None:

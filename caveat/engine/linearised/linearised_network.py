@@ -33,14 +33,14 @@ from torch import Tensor
 from caveat.engine.linear_model import (
     Features,
     LinearModel,
-    Prepared,
-    Scaled,
+    LinearSystem,
+    PreparedSolver,
+    ScaledFeatures,
     Solution,
     Solve,
-    System,
     inner,
+    mean_beside_samples,
     regression_system,
-    together,
 )
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
@@ -77,7 +77,7 @@ class NetworkModel:
         return (self.features, noise) if rows is None else (self.features.of(rows), noise.of(rows))
 
     def _inside(self, features: Features) -> Features:
-        return features if self.scale is None else Scaled(features, self.scale)
+        return features if self.scale is None else ScaledFeatures(features, self.scale)
 
     def inside(self, weights: Tensor) -> Tensor:
         """Coordinates of weights, zero for those that are left out."""
@@ -113,10 +113,10 @@ class NetworkModel:
         # Predictions are centred on f, not on the linear model's mean: the noise is that of their residuals.
         error = float(inner(slope, residual).sum())
         learned = isinstance(likelihood, Gaussian) and likelihood.noise is None
-        return together(right), (lambda _: error) if learned else None
+        return mean_beside_samples(right), (lambda _: error) if learned else None
 
     def _with_mode(
-        self, resting: float, model: LinearModel, prepared: Prepared, samples: System, start: Tensor | None
+        self, resting: float, model: LinearModel, prepared: PreparedSolver, samples: LinearSystem, start: Tensor | None
     ) -> tuple[Solution, Tensor]:
         found = prepared.solve(model, samples, None if start is None else start[:-1])
         first = self.inside(self.weights) if start is None else start[-1]
@@ -131,7 +131,7 @@ class NetworkModel:
 
 
 def mode(
-    network: NetworkModel, model: LinearModel, prepared: Prepared, theta: Tensor, resting: float
+    network: NetworkModel, model: LinearModel, prepared: PreparedSolver, theta: Tensor, resting: float
 ) -> tuple[Tensor, float, bool]:
     """The mean [d] under the model's prior from an earlier one, the products that it took, and whether it is found.
 

@@ -19,15 +19,15 @@ from caveat.engine.cost import forward_flops
 from caveat.engine.flat_weights import flat
 from caveat.engine.linear_model import (
     ConjugateGradients,
-    Draws,
     Hyperparameters,
-    Prepared,
-    Report,
+    PosteriorSolution,
+    PreparedSolver,
+    SampleRandomness,
     Solver,
-    Tuned,
+    SolveReport,
     Tuning,
     tune,
-    unfinished,
+    unfinished_warnings,
 )
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
@@ -58,7 +58,7 @@ class Sampler:
     """A linear model, the solver that knows it, and the run that keeps what is found."""
 
     linear: NetworkModel
-    prepared: Prepared
+    prepared: PreparedSolver
     run: Run
     seed: int
     flops: float  # of a product with the curvature
@@ -81,7 +81,7 @@ class Sampler:
         sampler._absorb(part)
         return sampler
 
-    def tuned(self, hyper: Hyperparameters, tuning: Tuning) -> Tuned:
+    def tuned(self, hyper: Hyperparameters, tuning: Tuning) -> PosteriorSolution:
         """The prior precision and, where it is learned, the noise."""
         part = self.run.child("precision")
         kept = part.appended("tuned")
@@ -91,11 +91,15 @@ class Sampler:
             hyper = replace(hyper, prior=hyper.prior.new_tensor(note["prior"]), noise=note["noise"])
             gamma = hyper.prior.new_tensor(note["effective_dimension"])
             mean, samples = (tensors[name].to(device) for name in ("mean", "samples"))
-            found = Tuned(hyper, gamma, mean, samples, Report(), 0.0, note["history"], note["warnings"])
+            found = PosteriorSolution(
+                hyper, gamma, mean, samples, SolveReport(), 0.0, note["history"], note["warnings"]
+            )
         else:
             model, few = self.linear.model, range(tuning.samples)
             solve, misfit = self.linear.solving(tuning.tolerance)
-            found = tune(model, hyper, self.prepared, Draws(model, few, self.seed), solve, tuning, misfit, part)
+            found = tune(
+                model, hyper, self.prepared, SampleRandomness(model, few, self.seed), solve, tuning, misfit, part
+            )
             note = {"prior": found.hyper.prior.tolist(), "noise": found.hyper.noise, "history": found.history}
             note |= {"effective_dimension": found.effective_dimension.tolist(), "warnings": found.warnings}
             if self.run.ranks.first:
@@ -120,7 +124,7 @@ class Sampler:
                 numbers = range(first, min(first + at_once, samples))
                 kept = part.appended(str(first))
                 if kept is None:
-                    system = Draws(model, numbers, self.seed).system(model)
+                    system = SampleRandomness(model, numbers, self.seed).system(model)
                     start = None
                     if known is not None and first < len(known):
                         start = torch.cat([known[first : numbers.stop], system.prior[len(known) - first :]])
@@ -130,7 +134,7 @@ class Sampler:
                         "passes": report.passes,
                         "residual": float(report.residuals.max()),
                         "energies": (found.z * found.image).sum(1, dtype=torch.float64).tolist(),  # z^T M z
-                        "warnings": unfinished(report),
+                        "warnings": unfinished_warnings(report),
                     }
                     part.gradient_evaluations += report.vectors + len(numbers)
                     deviations = (self.linear.outside(found.z) * hyper.noise**-0.5).cpu()

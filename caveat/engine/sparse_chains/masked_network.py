@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.chains import Chain, LearnedNoise
+from caveat.engine.chains import LangevinChain, LearnedNoise
 from caveat.engine.channels import (
     Channels,
     Index,
@@ -173,7 +173,7 @@ class MaskedNetwork:
                 result[name] = thin[name] * torch.cat(parts).view(1, -1, *[1] * (thin[name].ndim - 2))
         return result
 
-    def after_step(self, chain: Chain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+    def after_step(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
         """Every few steps, try a birth or a death on the step's batch."""
         if chain.step % self.interval or not len(self.mask):
             return
@@ -189,7 +189,7 @@ class MaskedNetwork:
             self.mask = new
             self._arrange()
 
-    def after_epoch(self, chain: Chain) -> None:
+    def after_epoch(self, chain: LangevinChain) -> None:
         """All ranks go on with the mean of their statistics."""
         self.run.ranks.average(self.buffers.values())
         if chain.history:

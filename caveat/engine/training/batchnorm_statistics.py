@@ -2,7 +2,7 @@
 
     mean = sum_b n_b mean_b / N,   variance = sum_b n_b variance_b / N        over batches b of n_b rows
 
-As in training, a layer sees what the layers before it make of the batch's own statistics.
+As in training, the inputs of a layer come from layers that use the batch's own statistics.
 """
 
 import torch
@@ -25,17 +25,17 @@ def has_batchnorm(network: Network) -> bool:
 
 
 def refreshed_statistics(network: Network, params: Params, rows: Rows) -> Params:
-    """Running mean and variance of every BatchNorm layer at these weights, averaged over all rows.
+    """The running mean and variance of every BatchNorm layer at these weights, averaged over all rows.
 
-    The layers alone are in training mode; dropout stays off.
+    Only the BatchNorm layers are in training mode; dropout stays off.
     """
     norms = _norms(network)
     names = [f"{prefix}.{n}" if prefix else n for prefix, norm in norms.items() for n, _ in norm.named_buffers()]
-    own = network.buffers()
-    statistics = {name: torch.zeros_like(own[name]) for name in names}
+    buffers = network.buffers()
+    statistics = {name: torch.zeros_like(buffers[name]) for name in names}
     momentum = {name: norm.momentum for name, norm in norms.items()}
     network.module.eval()
-    # No batch is smaller than the loader's: a leftover of one row has no variance.
+    # No batch is smaller than the loader's, because a batch of one row has no variance.
     batches = torch.arange(len(rows)).tensor_split(max(len(rows) // rows.batch_size, 1))
     seen = 0
     try:

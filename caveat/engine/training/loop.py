@@ -1,10 +1,10 @@
 """The one training loop: mini-batch descent on -log p(D, theta) / N, shared by every method that trains.
 
-`optimise` moves tensors given a loss; what the tensors mean is the method's affair (weights, or means and scales of
-weights). A Gaussian prior enters as weight decay added to the gradient, which is its gradient exactly; any other prior
-is in the loss; either way the optimum is the MAP. Only "adamw" decays decoupled, which is not the MAP, and says so.
-An epoch's order, masks and augmentation depend on one number drawn from the run's generator, so a run resumed at an
-epoch's start goes on exactly as it would have.
+`optimise` moves tensors given a loss; the method decides what the tensors are (weights, or means and scales of
+weights). A Gaussian prior enters as weight decay added to the gradient, which is exactly its gradient; any other prior
+is in the loss; either way the optimum is the MAP. Only "adamw" decouples the decay, which is not the MAP, and warns of
+it. An epoch's order, masks and augmentation depend on one number drawn from the run's generator, so a run that is
+resumed at the start of an epoch continues exactly as it would have.
 """
 
 import contextlib
@@ -30,38 +30,44 @@ from caveat.task import Task
 
 __all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch", "total_steps"]
 
-Moments = Callable[[Tensor], list[Tensor]]  # what the optimiser keeps of a tensor, shaped as it is
+Moments = Callable[[Tensor], list[Tensor]]  # the optimiser's moments of a tensor, each shaped as the tensor
 
 
 @dataclass(frozen=True)
 class BatchPart:
     """A rank's rows of a step's batch and its share of the prior, so that the ranks' losses sum to the batch's."""
 
-    start: int
-    batch_rows: int
+    start: int  # the place of its first row in the batch
+    batch_rows: int  # of all ranks
     prior_share: float
+
+    @classmethod
+    def of_rank(cls, shares: tuple[Tensor, ...], rank: int) -> "BatchPart":
+        """The part of one rank, given the rows of every rank; ranks that have rows share the prior evenly."""
+        occupied = sum(len(share) > 0 for share in shares)
+        return cls(sum(map(len, shares[:rank])), sum(map(len, shares)), 1 / occupied)
 
 
 class Loss(Protocol):
-    """The loss of a rank's part of a batch, and the outputs: the ranks' losses sum to what is minimised.
+    """The loss of a rank's part of a batch: the losses of all ranks sum to what is minimised.
 
-    That is -log p(D, theta) / N, less the prior's part where the prior acts as weight decay.
+    That is -log p(D, theta) / N, without the prior's part where the prior acts as weight decay.
     """
 
     def __call__(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Loss and outputs of these rows; `rng` is the same on all ranks."""
+        """The loss, [], and the outputs [B, ...] of these rows; `rng` is the same on all ranks."""
 
 
 @dataclass
 class Variables:
     """The tensors that training moves, in place."""
 
-    weights: Params  # under the prior
+    weights: Params  # those under the prior
     hyper: Hyper = field(default_factory=dict)  # learned beside them (log noise), or constant when it has no gradient
     buffers: Params = field(default_factory=dict)  # written by the forward pass (BatchNorm)
-    extra: Params = field(default_factory=dict)  # kept by the method after each epoch (running moments)
+    extra: Params = field(default_factory=dict)  # updated by the method after each epoch (running moments)
     scales: Params = field(default_factory=dict)  # logarithms, such as those of standard deviations: moved by Adam
-    scale_rate: float = 1e-2  # its highest learning rate
+    scale_rate: float = 1e-2  # the highest learning rate of the scales
 
     def groups(self) -> State:
         """All tensors, by group."""
@@ -69,7 +75,7 @@ class Variables:
         return groups | ({"scales": self.scales} if self.scales else {})
 
     def trained(self) -> list[Tensor]:
-        """What the optimiser moves."""
+        """The tensors that the optimiser moves."""
         return [t for t in (*self.weights.values(), *self.hyper.values(), *self.scales.values()) if t.requires_grad]
 
 
@@ -87,20 +93,20 @@ def optimise(
     after_step: Callable[[Moments], None] | None = None,
     training_flops: float | None = None,
 ) -> list[dict[str, float]]:
-    """Train in place; returns the history, one record an epoch.
+    """Train the variables in place; returns the history, one record an epoch.
 
-    `decay` is the weight decay of each weight tensor, where the prior acts so instead of being in the loss. With
-    `validate` (lower is better) and `training.patience`, the best epoch's values are put back at the end. `after_step`
+    `decay` is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
+    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. `after_step`
     may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
-    forward and back, where it is not that of the network's own passes.
+    forward and backward, where it is not that of the network's own passes.
     """
     if training.patience and validate is None:
         raise ValueError(
             f"Training(patience={training.patience}) stops on validation data: "
             "give the task validation=0.1, or a loader"
         )
-    loop = _Loop(task, network, variables, loss, training, run, _optimizers(variables, training, decay, run))
-    loop.after_step, loop.training_flops = after_step, training_flops
+    optimizers = _optimizers(variables, training, decay, run)
+    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops)
     loop.restore()
     with run.bar(training.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
@@ -110,14 +116,14 @@ def optimise(
                 after_epoch(loop.epoch)
             loop.record(None if validate is None else validate())
             if run.checkpoint_due():
-                loop.keep()
+                loop.checkpoint()
     if training.patience and loop.best:
         _copy(loop.best, variables.groups())
     return loop.history
 
 
 class _Loop:
-    """Where training is: the epoch, the optimiser, the best values so far."""
+    """How far training is: the epoch, the optimisers, the best values so far."""
 
     def __init__(
         self,
@@ -128,10 +134,12 @@ class _Loop:
         training: Training,
         run: Run,
         optimizers: list[torch.optim.Optimizer],
+        after_step: Callable[[Moments], None] | None,
+        training_flops: float | None,
     ) -> None:
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run, self.optimizers = training, run, optimizers
-        self.after_step: Callable[[Moments], None] | None = None
+        self.after_step, self.training_flops = after_step, training_flops  # FLOPs of a row: None until measured
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.rows = task.train.on(run.device)
         self.channels_last = training.channels_last and not _overruns(network, run)
@@ -141,11 +149,10 @@ class _Loop:
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: State = {}
-        self.shown = self.looked = 0.0  # when the progress was last shown, and the loss last looked at
-        self.training_flops: float | None = None  # of a row
+        self.shown_at = self.checked_at = 0.0  # when the progress was last shown, and the loss last checked
 
     def run_epoch(self, bar: Any) -> None:
-        """One pass over the training rows."""
+        """Make one pass over the training rows."""
         run, started = self.run, time.monotonic()
         seed = int(torch.randint(2**62, (), generator=run.rng))
         order = torch.randperm(self.task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(self.steps)
@@ -154,14 +161,14 @@ class _Loop:
         total = torch.zeros((), dtype=torch.float64, device=run.device)
         with seeded(seed + run.ranks.rank, run.device):  # for randomness inside the module, such as dropout
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
-            own = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
+            of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
                 self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
                     x, y = next(batches)
-                    x = x if self.task.augment is None else self.task.augment(x, own)
+                    x = x if self.task.augment is None else self.task.augment(x, of_rank)
                     total += self._backward((x, y), parts, shared, bar)
                 self._move()
                 bar.update()
@@ -175,13 +182,11 @@ class _Loop:
         self.history.append({"epoch": self.epoch, "loss": float(total) / self.steps, "rate": rate, "seconds": seconds})
 
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
-        """Add the gradients of this rank's part of a batch; returns its loss."""
+        """Add the gradients of this rank's part of a batch; returns its loss, []."""
         x, y = batch
         if self.channels_last:
             x = map_tensors(_channels_last, x)
-        rank = self.run.ranks.rank
-        occupied = sum(len(part) > 0 for part in parts)
-        part = BatchPart(sum(map(len, parts[:rank])), sum(map(len, parts)), 1 / occupied)
+        part = BatchPart.of_rank(parts, self.run.ranks.rank)
         if self.training_flops is None:
             weights = self.variables.weights  # only those of the network itself: a method may train others
             known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
@@ -191,11 +196,11 @@ class _Loop:
             value, outputs = self._loss(x, y, part, rng)
         value.backward()
         now = time.monotonic()
-        if self.run.device.type == "cpu" or now - self.looked > 1:  # reading a number waits for the device
-            self.looked = now
+        if self.run.device.type == "cpu" or now - self.checked_at > 1:  # reading a number waits for the device
+            self.checked_at = now
             self._check_finite(float(value.detach()), x)
-        if not bar.disable and now - self.shown > 0.5:
-            self.shown = now
+        if not bar.disable and now - self.shown_at > 0.5:
+            self.shown_at = now
             bar.set_postfix_str(
                 f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
             )
@@ -225,9 +230,9 @@ class _Loop:
             self.after_step(self.moments)
 
     def moments(self, tensor: Tensor) -> list[Tensor]:
-        """What the optimiser keeps of a tensor that is shaped as it is."""
+        """The optimiser's moments of a tensor: whatever it stores that is shaped as the tensor."""
         states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
-        return [v for kept in states for v in kept.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
+        return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
 
     def _set_rate(self, progress: float) -> None:
         for optimizer in self.optimizers:
@@ -249,7 +254,7 @@ class _Loop:
         )
 
     def record(self, validation: float | None) -> None:
-        """Note the validation loss of the epoch, and keep the values when it is the best so far."""
+        """Record the validation loss of the epoch, and copy the values if it is the best so far."""
         if validation is None:
             return
         shared = torch.tensor(validation, dtype=torch.float64, device=self.run.device)
@@ -269,8 +274,8 @@ class _Loop:
         losses = [record["validation"] for record in self.history]
         return len(losses) - 1 - losses.index(min(losses)) >= self.training.patience
 
-    def keep(self) -> None:
-        """Checkpoint: everything the next epoch depends on."""
+    def checkpoint(self) -> None:
+        """Store everything that the next epoch depends on."""
         carry = {f"now.{name}": group for name, group in self.variables.groups().items()}
         carry |= {f"best.{name}": group for name, group in self.best.items()}
         for place, optimizer in enumerate(self.optimizers):
@@ -284,7 +289,7 @@ class _Loop:
         self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
 
     def restore(self) -> None:
-        """Go on from the last checkpoint, where there is one."""
+        """Continue from the last checkpoint, if there is one."""
         resumed = self.run.resume()
         if resumed is None:
             return
@@ -302,7 +307,7 @@ class _Loop:
 
 
 def steps_per_epoch(n: int, batch_size: int) -> int:
-    """Near equal batches of about this size, none of a single row, which BatchNorm could not take."""
+    """How many batches of nearly equal size an epoch has; none has a single row, which BatchNorm could not take."""
     steps = math.ceil(n / batch_size)
     return steps - 1 if n // steps == 1 and batch_size > 1 and n > 1 else steps
 
@@ -320,7 +325,7 @@ def _copy(source: State, target: State) -> None:
 
 
 def _overruns(network: Network, run: Run) -> bool:
-    """Whether a CPU's gradients would write past their memory with channels last (oneDNN issue 6035), and say so."""
+    """Whether gradients on a CPU would write past their memory with channels last (oneDNN issue 6035); warns if so."""
     for name, layer in network.module.named_modules() if run.device.type == "cpu" else ():
         strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
         if strided and layer.in_channels // layer.groups < 16:
@@ -339,7 +344,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 def _optimizers(
     variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
 ) -> list[torch.optim.Optimizer]:
-    """That of the weights, and one for scales."""
+    """The optimiser of the weights and, where there are scales, one for these."""
     optimizers = [_optimizer(variables, training, decay, run)]
     if variables.scales:
         scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
@@ -370,12 +375,12 @@ def _optimizer(
 
 
 def _fused(run: Run) -> bool | None:
-    """One kernel for all of a step's tensors on a GPU; torch's choice elsewhere."""
+    """True on a GPU, for one kernel over all tensors of a step; elsewhere torch chooses."""
     return True if run.device.type == "cuda" else None
 
 
 def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:
-    """How good the last batch's predictions are, for the progress bar."""
+    """The quality of the last batch's predictions, as text for the progress bar."""
     hyper = {name: t.detach() for name, t in loop.variables.hyper.items()}
     prediction = loop.network.likelihood.predictive(outputs.detach().unsqueeze(0), hyper)
     loss = -float(prediction.log_prob(y).mean())

@@ -25,14 +25,14 @@ Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Point:
-    """Weights (with the buffers that training moved), what was learned beside them, and the history of training."""
+    """Weights (with the buffers that training changed), what was learned along with them, and the training history."""
 
     params: Params
     hyper: Hyper
     history: list[dict[str, float]]
 
     def draw(self) -> Params:
-        """As one draw among others: with what was learned riding along."""
+        """The point as a draw of the weights, with the noise that was learned among them as "hyper/log_noise"."""
         learned = {f"hyper/{name}": value for name, value in self.hyper.items() if name == "log_noise"}
         return self.params | learned
 
@@ -48,11 +48,11 @@ def train_point(
     after_epoch: Callable[[int, Variables], None] | None = None,
     extra: Params | None = None,
 ) -> Point:
-    """Train from `start`.
+    """Train weights and noise from `start`, which has the groups "params" and "hyper".
 
-    Noise that is learned ends at its maximum-likelihood value on validation rows, or on training rows without them.
-    `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is being trained.
-    `after_epoch(epoch, variables)` may read the variables and keep running quantities in `extra`.
+    In the end, noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if
+    there are none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
+    `after_epoch(epoch, variables)` may read the variables and update running quantities in `extra`.
     """
     if training.epochs == 0:
         params = dict(start["params"])
@@ -106,7 +106,7 @@ def train_point(
 
 
 def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hyper: Hyper, run: Run) -> None:
-    """Where a trained network is no better than one that knows the labels' frequencies only."""
+    """Warn if a trained network is no better than one that knows only the frequencies of the labels."""
     some = task.train.part(torch.linspace(0, task.n - 1, min(task.n, 2000), dtype=torch.float64).long())
     reached = float(task.log_likelihood(network, params, hyper, some))
     if reached < task.baseline:
@@ -122,7 +122,7 @@ def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hy
 
 
 def _written_buffers(task: Task, network: Network) -> list[str]:
-    """Names of the buffers that a training pass writes: found by making one on copies."""
+    """The names of the buffers that a training pass writes, from one such pass on copies."""
     before, after = network.buffers(), network.buffers()
     with seeded(0, network.device), torch.no_grad():
         x, _ = next(task.train.batches([torch.arange(min(task.n, 8))], network.device))
@@ -131,10 +131,10 @@ def _written_buffers(task: Task, network: Network) -> list[str]:
 
 
 def _variables(trainee: Network, start: State, run: Run, extra: Params | None) -> Variables:
-    """The trainee's own tensors, with gradients for the weights, and for the noise where it is to be learned."""
+    """The trainee's tensors, with gradients for the weights and, where it is to be learned, for the noise."""
     hyper = {name: t.to(run.device, copy=True) for name, t in start["hyper"].items()}
     if (noise_to_learn := learned_noise(trainee.likelihood, hyper)) is not None:
         noise_to_learn.requires_grad_()
-    own = dict(trainee.module.named_parameters())
-    weights = {name: own[name].requires_grad_() for name in trainee.names}
+    parameters = dict(trainee.module.named_parameters())
+    weights = {name: parameters[name].requires_grad_() for name in trainee.names}
     return Variables(weights, hyper, dict(trainee.module.named_buffers()), extra or {})

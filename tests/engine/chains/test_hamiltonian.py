@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import caveat
 from caveat.engine.chains.coordinates import Coordinates
 from caveat.engine.chains.hamiltonian import DualAveraging, integrate
-from caveat.engine.chains.parallel_chains import Chains
+from caveat.engine.chains.parallel_chains import ParallelChains
 from caveat.engine.run import Run
 from caveat.task import Task
 
@@ -28,9 +28,9 @@ class Dynamics:
         module = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).to(dtype)
         task = Task(module, (x, y), caveat.Bernoulli(), caveat.StudentTPrior(0.8, 5.0))
         self.coordinates = Coordinates.of(task.network, {})
-        self.chains, self.parts = Chains(task, Run(), 1, self.coordinates, parts=parts), parts
-        _, self.lane = self.chains.lanes[0]
-        self.gradient = partial(self.chains.gradient, self.lane)
+        self.chains, self.parts = ParallelChains(task, Run(), 1, self.coordinates, parts=parts), parts
+        _, self.log_posterior = self.chains.log_posteriors[0]
+        self.gradient = partial(self.chains.gradient, self.log_posterior)
 
     def random(self, seed: int) -> Tensor:
         rng = torch.Generator().manual_seed(seed)
@@ -38,7 +38,7 @@ class Dynamics:
         return torch.randn(1, self.coordinates.size, generator=rng, dtype=torch.float64).to(dtype)
 
     def energy(self, z: Tensor, momentum: Tensor) -> Tensor:
-        likelihood, prior = self.chains.density(self.lane, z)
+        likelihood, prior = self.chains.densities(self.log_posterior, z)
         return (-likelihood - prior + 0.5 * momentum.double().square().sum(1)).squeeze(0)
 
     def follow(self, z: Tensor, momentum: Tensor, step_size: float, steps: int) -> tuple[Tensor, Tensor]:

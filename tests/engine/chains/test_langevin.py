@@ -1,64 +1,30 @@
-"""Chains of Langevin and Hamiltonian steps against the stationary variance of a Gaussian target, exactly."""
+"""The step of SGLD and SGHMC against its equations, with the same noise."""
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-import caveat
-from caveat.engine.chains.langevin import Chain
-from caveat.engine.run import Run
-from caveat.engine.training import BatchPart
-from caveat.methods.masked_bnn import MaskedBNN
-from caveat.storage import State
+from caveat.engine.chains import LangevinDynamics
 
 
-class Gaussian:
-    """Independent N(0, 1 / curvature)."""
-
-    def __init__(self, curvature: Tensor) -> None:
-        self.curvature, self.moved = curvature, {"z": torch.zeros_like(curvature).requires_grad_()}
-        self.squares: list[Tensor] = []
-
-    def log_joint(self, x: object, y: Tensor, part: BatchPart) -> Tensor:
-        return -0.5 * (self.curvature * self.moved["z"].square()).sum()
-
-    def after_step(self, chain: Chain, batch: object, part: BatchPart) -> None:
-        self.squares.append(self.moved["z"].detach().square())
-
-    def after_epoch(self, chain: Chain) -> None:
-        pass
-
-    def flops(self) -> float:
-        return 0.0
-
-    def draw(self) -> State:
-        return {"active": {"mean": self.moved["z"].detach().clone()}}
-
-    def carry(self) -> State:
-        return {}
-
-    def restore(self, carry: State) -> None:
-        pass
+@pytest.mark.parametrize("with_mass", [False, True])
+def test_a_step_is_that_of_the_equations(with_mass: bool) -> None:
+    position, momentum, gradient = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mass = torch.linspace(0.5, 2, 7, dtype=torch.float64) if with_mass else torch.ones(7, dtype=torch.float64)
+    eta, beta, temperature = 0.02, 0.7, 0.3
+    new_momentum = beta * momentum + eta**0.5 * gradient + (2 * (1 - beta) * temperature * mass).sqrt() * noise
+    new_position = position + eta**0.5 * new_momentum / mass
+    rng = torch.Generator().manual_seed(1)
+    dynamics = LangevinDynamics(beta, temperature)
+    dynamics.step(position, momentum, gradient, eta, rng, mass if with_mass else None)
+    torch.testing.assert_close(momentum, new_momentum)
+    torch.testing.assert_close(position, new_position)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.7])
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_variances_are_those_of_the_temperature_and_of_the_step(momentum: float, temperature: float) -> None:
-    x = torch.zeros(10, 1, dtype=torch.float64)
-    task = caveat.Task(nn.Linear(1, 1).double(), (x, x), caveat.Gaussian(noise=1.0))
-    curvature = torch.logspace(0, 1, 2, dtype=torch.float64).repeat(400)
-    target = Gaussian(curvature)
-    method = MaskedBNN(
-        burn_in=0, length=3, thin=50, batch_size=5, learning_rate=0.5, momentum=momentum, temperature=temperature
-    )
-    kept = Chain(task, Run(), method, target).run_all()
-    assert [*kept["active"]] == ["0/mean", "1/mean", "2/mean"]
-    eta = 0.5 / 10  # two batches an epoch, of a target that looks at neither
-    # The linear recursion of (velocity, position) keeps one covariance: solved for each curvature.
-    for place, value in enumerate(curvature[:2].tolist()):
-        step = torch.tensor([[momentum, -(eta**0.5) * value], [momentum * eta**0.5, 1 - eta * value]]).double()
-        push = torch.tensor([1.0, eta**0.5]).double() * (2 * (1 - momentum) * temperature) ** 0.5
-        system = torch.eye(4, dtype=torch.float64) - torch.kron(step, step)
-        exact = torch.linalg.solve(system, torch.outer(push, push).flatten()).view(2, 2)[1, 1]
-        found = torch.stack(target.squares[150:]).mean(0)[place::2].mean()
-        assert float(found / exact) == pytest.approx(1.0, abs=0.06)
+def test_without_momentum_it_is_langevin() -> None:
+    position, gradient = torch.randn(2, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = position + 0.02 * gradient + (2 * 0.02) ** 0.5 * noise
+    momentum = torch.full_like(position, 3.0)  # of which nothing is left
+    LangevinDynamics(0.0, 1.0).step(position, momentum, gradient, 0.02, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(position, wanted)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 import caveat
 from caveat.engine.chains import log_posterior as target
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.log_posterior import Lane, Pieces, vmap_takes
+from caveat.engine.chains.log_posterior import LogPosterior, RowPieces, vmap_takes
 from caveat.network import Network
 from caveat.task import Task
 
@@ -65,12 +65,12 @@ def assert_density_is_that_of_the_definition(
     coordinates = Coordinates.of(task.network, task.hyper)
     if width:
         coordinates = coordinates.with_width(torch.linspace(0.2, 2, coordinates.size).double())
-    lane = Lane(task.network, coordinates, chains, task.hyper, temperature)
-    pieces = Pieces(task.train, task.network)
+    log_posterior = LogPosterior(task.network, coordinates, chains, task.hyper, temperature)
+    pieces = RowPieces(task.train, task.network)
     for seed in (0, 1):  # twice: nothing of the first may stay
         rng = torch.Generator().manual_seed(seed)
         position = 0.7 * torch.randn(chains, coordinates.size, generator=rng, dtype=torch.float64)
-        likelihood, gradient = lane.gradient(position, pieces.part())
+        likelihood, gradient = log_posterior.gradient(position, pieces.part())
         exact, wanted = [], []
         for one in position:
             leaf = one.clone().requires_grad_()
@@ -78,7 +78,9 @@ def assert_density_is_that_of_the_definition(
             exact.append(value.detach())
             wanted.append(torch.autograd.grad(value, leaf)[0] / temperature)
         torch.testing.assert_close(gradient, torch.stack(wanted), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(likelihood + lane.log_prior(position), torch.stack(exact), rtol=1e-11, atol=1e-9)
+        torch.testing.assert_close(
+            likelihood + log_posterior.log_prior(position), torch.stack(exact), rtol=1e-11, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("likelihood", WIDTH)
@@ -175,7 +177,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "_STACK_BYTES", 600)
 
 
-def sizes(pieces: Pieces, part: int = 0) -> list[int]:
+def sizes(pieces: RowPieces, part: int = 0) -> list[int]:
     return [len(y) for _, y in pieces.part(part)]
 
 
@@ -185,8 +187,8 @@ def test_pieces_do_not_change_the_sum(kept: bool, monkeypatch: pytest.MonkeyPatc
     if not kept:
         monkeypatch.setattr(target, "free_bytes", lambda device: 8)
     task = Task(mlp("Categorical"), rows("Categorical", 23), caveat.Categorical(), PRIORS["laplace"])
-    pieces = Pieces(task.train, task.network)
-    assert (pieces._kept is not None) == kept
+    pieces = RowPieces(task.train, task.network)
+    assert (pieces._batches is not None) == kept
     assert len(sizes(pieces)) > 4
     assert sum(sizes(pieces)) == 23
     assert_density_is_that_of_the_definition(task)
@@ -198,7 +200,7 @@ def test_pieces_do_not_change_the_sum(kept: bool, monkeypatch: pytest.MonkeyPatc
 def test_parts_have_every_row_once_and_sum_to_the_whole(parts: int) -> None:
     task = Task(mlp("Categorical"), rows("Categorical", 23), caveat.Categorical(), PRIORS["student"])
     coordinates = Coordinates.of(task.network, {})
-    pieces, whole = Pieces(task.train, task.network, parts), Pieces(task.train, task.network)
+    pieces, whole = RowPieces(task.train, task.network, parts), RowPieces(task.train, task.network)
     seen = torch.cat([x for part in range(parts) for x, _ in pieces.part(part)])  # type: ignore[arg-type]
     everything = torch.cat([x for x, _ in pieces.everything()])  # type: ignore[arg-type]
     assert torch.equal(seen, everything)
@@ -206,10 +208,10 @@ def test_parts_have_every_row_once_and_sum_to_the_whole(parts: int) -> None:
     assert torch.equal(order(seen), order(task.train.everything()[0]))
     counts = [sum(sizes(pieces, part)) for part in range(parts)]
     assert max(counts) - min(counts) <= 1
-    lane = Lane(task.network, coordinates, 1, {}, temperature=0.5)
+    log_posterior = LogPosterior(task.network, coordinates, 1, {}, temperature=0.5)
     position = torch.randn(1, coordinates.size, dtype=torch.float64)
-    found = [lane.gradient(position, pieces.part(part), prior=1 / parts) for part in range(parts)]
-    likelihood, gradient = lane.gradient(position, whole.part())
+    found = [log_posterior.gradient(position, pieces.part(part), prior_weight=1 / parts) for part in range(parts)]
+    likelihood, gradient = log_posterior.gradient(position, whole.part())
     torch.testing.assert_close(sum(value for value, _ in found), likelihood)
     torch.testing.assert_close(sum(gradient for _, gradient in found), gradient)
 
@@ -217,29 +219,37 @@ def test_parts_have_every_row_once_and_sum_to_the_whole(parts: int) -> None:
 def test_times_counts_the_likelihood_and_prior_counts_itself() -> None:
     task = Task(mlp("Gaussian"), rows("Gaussian"), caveat.Gaussian(), PRIORS["gaussian"])
     coordinates = Coordinates.of(task.network, task.hyper)
-    lane, batches = Lane(task.network, coordinates, 1, task.hyper), list(Pieces(task.train, task.network).part())
+    log_posterior, batches = (
+        LogPosterior(task.network, coordinates, 1, task.hyper),
+        list(RowPieces(task.train, task.network).part()),
+    )
     position = torch.randn(1, coordinates.size, dtype=torch.float64)
-    only = [lane.gradient(position, batches, prior=0)[1], lane.gradient(position, [], prior=1)[1]]
+    only = [
+        log_posterior.gradient(position, batches, prior_weight=0)[1],
+        log_posterior.gradient(position, [], prior_weight=1)[1],
+    ]
     torch.testing.assert_close(only[1], -position)
-    value, both = lane.gradient(position, batches, times=2.5, prior=0.25)
+    value, both = log_posterior.gradient(position, batches, likelihood_weight=2.5, prior_weight=0.25)
     torch.testing.assert_close(both, 2.5 * only[0] + 0.25 * only[1])
-    torch.testing.assert_close(value, lane.gradient(position, batches)[0])  # the value is that of the rows given
+    torch.testing.assert_close(
+        value, log_posterior.gradient(position, batches)[0]
+    )  # the value is that of the rows given
 
 
 def test_float32_gives_float64_sums_that_differ_by_rounding_of_rows_only() -> None:
     x, y = rows("Categorical", 500)
     exact = Task(mlp("Categorical"), (x, y), caveat.Categorical(), PRIORS["laplace"])
     task = Task(mlp("Categorical").float(), (x.float(), y), caveat.Categorical(), PRIORS["laplace"])
-    lane, wide = (Lane(t.network, Coordinates.of(t.network, {}), 1, {}) for t in (task, exact))
+    log_posterior, wide = (LogPosterior(t.network, Coordinates.of(t.network, {}), 1, {}) for t in (task, exact))
     for seed in range(5):
-        position = torch.randn(1, lane.coordinates.size, generator=torch.Generator().manual_seed(seed))
-        value, gradient = lane.gradient(position, Pieces(task.train, task.network).part())
-        wanted, along = wide.gradient(position.double(), Pieces(exact.train, exact.network).part())
-        assert value.dtype == lane.log_prior(position).dtype == torch.float64
+        position = torch.randn(1, log_posterior.coordinates.size, generator=torch.Generator().manual_seed(seed))
+        value, gradient = log_posterior.gradient(position, RowPieces(task.train, task.network).part())
+        wanted, along = wide.gradient(position.double(), RowPieces(exact.train, exact.network).part())
+        assert value.dtype == log_posterior.log_prior(position).dtype == torch.float64
         torch.testing.assert_close(gradient.double(), along, rtol=1e-4, atol=1e-3)
         # 500 rows of a few nats, each off by 1e-7 of itself at random: a float32 sum would be off by ten times more.
         assert abs(float(value - wanted)) < 2e-5
-        assert abs(float(lane.log_prior(position) - wide.log_prior(position.double()))) < 2e-6
+        assert abs(float(log_posterior.log_prior(position) - wide.log_prior(position.double()))) < 2e-6
 
 
 class DataDependent(nn.Module):
@@ -276,15 +286,17 @@ def test_backpropagation_written_out_is_that_of_autograd(stack: str, likelihood:
     torch.manual_seed(0)
     task = Task(STACKS[stack](WIDTH[likelihood]).double(), rows(likelihood), getattr(caveat, likelihood)())
     coordinates = Coordinates.of(task.network, task.hyper)
-    slow, fast = (Lane(task.network, coordinates, 1, task.hyper) for _ in range(2))
-    assert Lane.can_write_out(task.network, task.train)
-    fast.write_out(task.train)
+    slow, fast = (LogPosterior(task.network, coordinates, 1, task.hyper) for _ in range(2))
+    assert LogPosterior.can_use_perceptron(task.network, task.train)
+    fast.use_perceptron(task.train)
     assert fast._labels_only is (likelihood == "Categorical")
     position = torch.randn(1, coordinates.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    pieces = Pieces(task.train, task.network).part()
+    pieces = RowPieces(task.train, task.network).part()
     for times in (1.0, 2.5):
         for one, other in zip(
-            slow.gradient(position, pieces, times=times), fast.gradient(position, pieces, times=times), strict=True
+            slow.gradient(position, pieces, likelihood_weight=times),
+            fast.gradient(position, pieces, likelihood_weight=times),
+            strict=True,
         ):
             torch.testing.assert_close(one, other)
 
@@ -295,10 +307,13 @@ def test_chains_that_go_through_together_are_as_alone(likelihood: str) -> None:
     x, y = (t.float() if t.is_floating_point() else t for t in rows(likelihood))
     task = Task(STACKS["deep"](WIDTH[likelihood]), (x, y), getattr(caveat, likelihood)())
     coordinates = Coordinates.of(task.network, task.hyper)
-    position, pieces = torch.randn(3, coordinates.size), Pieces(task.train, task.network).part()
-    together, alone = Lane(task.network, coordinates, 3, task.hyper), Lane(task.network, coordinates, 1, task.hyper)
-    together.write_out(task.train)
-    alone.write_out(task.train)
+    position, pieces = torch.randn(3, coordinates.size), RowPieces(task.train, task.network).part()
+    together, alone = (
+        LogPosterior(task.network, coordinates, 3, task.hyper),
+        LogPosterior(task.network, coordinates, 1, task.hyper),
+    )
+    together.use_perceptron(task.train)
+    alone.use_perceptron(task.train)
     values, gradients = together.gradient(position, pieces)
     densities = together.log_likelihood(position, pieces)
     for i in range(3):
@@ -321,21 +336,24 @@ def test_what_is_not_a_plain_stack_is_left_to_autograd() -> None:
         hooked,
     ):
         task = Task(module.double(), rows("Categorical"), caveat.Categorical())
-        assert not Lane.can_write_out(task.network, task.train)
+        assert not LogPosterior.can_use_perceptron(task.network, task.train)
     x, y = rows("Categorical")
     for likelihood in (caveat.Categorical(ignore_index=2), caveat.Categorical(class_weights=(1.0, 2.0, 3.0))):
         task = Task(mlp("Categorical"), (x, y), likelihood)
         coordinates = Coordinates.of(task.network, task.hyper)
-        slow, fast = (Lane(task.network, coordinates, 1, task.hyper) for _ in range(2))
-        fast.write_out(task.train)
+        slow, fast = (LogPosterior(task.network, coordinates, 1, task.hyper) for _ in range(2))
+        fast.use_perceptron(task.train)
         assert not fast._labels_only
-        position, pieces = torch.ones(1, coordinates.size, dtype=torch.float64), Pieces(task.train, task.network).part()
+        position, pieces = (
+            torch.ones(1, coordinates.size, dtype=torch.float64),
+            RowPieces(task.train, task.network).part(),
+        )
         for one, other in zip(slow.gradient(position, pieces), fast.gradient(position, pieces), strict=True):
             torch.testing.assert_close(one, other)
     frozen = mlp("Categorical")
     frozen[0].bias.requires_grad_(False)  # type: ignore[index, union-attr]
     task = Task(frozen, (x, y), caveat.Categorical())
-    assert not Lane.can_write_out(task.network, task.train)
+    assert not LogPosterior.can_use_perceptron(task.network, task.train)
 
 
 def test_functions_count_in_the_size_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +368,7 @@ def test_functions_count_in_the_size_of_pieces(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(target._ACTIVATION_BYTES, "cpu", 100_000)
     x, y = torch.randn(300, 4), torch.randint(3, (300,))
     network = Network(Bare(), caveat.Categorical())
-    pieces = list(Pieces(Task(Bare(), (x, y), caveat.Categorical()).train, network).part())
+    pieces = list(RowPieces(Task(Bare(), (x, y), caveat.Categorical()).train, network).part())
     assert 5 < len(pieces[0][1]) < 30  # some 4 or 8 kB a row
     with pytest.raises(ValueError, match=r"need weights of float32 or float64, these are torch\.bfloat16"):
         Coordinates.of(Network(Bare().bfloat16(), caveat.Categorical()), {})

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import caveat
 from caveat.engine.chains import parallel_chains as engine
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.draw_store import DrawStore, stored_draws
-from caveat.engine.chains.log_posterior import Lane
-from caveat.engine.chains.parallel_chains import Chains, random_stream
+from caveat.engine.chains.draw_store import DrawStore
+from caveat.engine.chains.log_posterior import LogPosterior
+from caveat.engine.chains.parallel_chains import ParallelChains, random_stream
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
 from caveat.task import Task
@@ -47,10 +47,12 @@ def test_parts_and_the_prior_sum_to_the_whole() -> None:
     position = torch.randn(1, coordinates.size, dtype=torch.float64)
     found = []
     for parts in (1, 3):
-        chains = Chains(task, Run(), 1, coordinates, temperature=0.3, parts=parts)
-        _, lane = chains.lanes[0]
-        pairs = [chains.gradient(lane, position, part) for part in range(parts)]
-        found.append([sum(value for value, _ in pairs), sum(g for _, g in pairs), *chains.density(lane, position)])
+        chains = ParallelChains(task, Run(), 1, coordinates, temperature=0.3, parts=parts)
+        _, log_posterior = chains.log_posteriors[0]
+        pairs = [chains.gradient(log_posterior, position, part) for part in range(parts)]
+        found.append(
+            [sum(value for value, _ in pairs), sum(g for _, g in pairs), *chains.densities(log_posterior, position)]
+        )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(found[0][0], found[0][2])
@@ -63,14 +65,14 @@ def test_every_lane_works_and_results_come_in_order(threads: int) -> None:
     try:
         seen: set[int] = set()
 
-        def work(lane: Lane, own: slice) -> tuple[slice, Tensor]:
+        def work(log_posterior: LogPosterior, own: slice) -> tuple[slice, Tensor]:
             seen.add(threading.get_ident())
-            position = torch.zeros(1, lane.coordinates.size, dtype=torch.float64)
-            return own, lane.log_prior(position)
+            position = torch.zeros(1, log_posterior.coordinates.size, dtype=torch.float64)
+            return own, log_posterior.log_prior(position)
 
-        with Chains(task, Run(), 3, Coordinates.of(task.network, {})) as chains:
+        with ParallelChains(task, Run(), 3, Coordinates.of(task.network, {})) as chains:
             found = chains.each(work)
-        together = {1: [slice(0, 3)], 2: [slice(0, 2), slice(2, 3)]}  # as many lanes as threads
+        together = {1: [slice(0, 3)], 2: [slice(0, 2), slice(2, 3)]}  # as many log_posteriors as threads
         assert [own for own, _ in found] == together[threads]
         assert (threading.get_ident() in seen) == (threads == 1)
         assert torch.get_num_threads() == threads
@@ -90,10 +92,12 @@ def test_lanes_that_share_the_rows_of_a_chain_add_up(
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            with Chains(task, Run(), 1, coordinates) as chains:
+            with ParallelChains(task, Run(), 1, coordinates) as chains:
                 assert len(chains.pieces.part()) > 3  # type: ignore[arg-type]
                 assert [len(helpers) for helpers in chains._helpers.values()] == [threads - 1]
-                found.append(chains.each(lambda lane, _, chains=chains: chains.gradient(lane, position))[0])  # type: ignore[misc]
+                found.append(
+                    chains.each(lambda log_posterior, _, chains=chains: chains.gradient(log_posterior, position))[0]
+                )  # type: ignore[misc]
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -102,14 +106,14 @@ def test_lanes_that_share_the_rows_of_a_chain_add_up(
 
 
 def test_an_error_in_one_lane_comes_out() -> None:
-    def work(lane: Lane, own: slice) -> None:
+    def work(log_posterior: LogPosterior, own: slice) -> None:
         if own.stop == 2:
             raise ValueError("chain 1 is unwell")
 
     task = make_task()
     with (
         pytest.raises(ValueError, match="chain 1 is unwell"),
-        Chains(task, Run(), 2, Coordinates.of(task.network, {})) as chains,
+        ParallelChains(task, Run(), 2, Coordinates.of(task.network, {})) as chains,
     ):
         chains.each(work)
 
@@ -117,10 +121,10 @@ def test_an_error_in_one_lane_comes_out() -> None:
 @pytest.mark.parametrize(("count", "mine", "rows"), [(4, [1, 3], 17), (3, [0, 1, 2], 8), (1, [0], 8)])
 def test_ranks_share_chains_where_each_gets_as_many_and_rows_otherwise(count: int, mine: list[int], rows: int) -> None:
     task = make_task()
-    chains = Chains(task, Run(ranks=Ranks(1, 2)), count, Coordinates.of(task.network, {}))
+    chains = ParallelChains(task, Run(ranks=Ranks(1, 2)), count, Coordinates.of(task.network, {}))
     assert chains.mine == mine
     assert sum(len(y) for _, y in chains.pieces.everything()) == rows
-    assert [own.stop for own, _ in chains.lanes][-1] == len(mine)
+    assert [own.stop for own, _ in chains.log_posteriors][-1] == len(mine)
 
 
 def filled(store: DrawStore, draws: int) -> None:
@@ -136,7 +140,7 @@ def test_draws_come_back_by_name_chain_and_draw(in_files: bool, tmp_path: Path) 
     coordinates = Coordinates.of(task.network, {})
     store = DrawStore(Run(folder=tmp_path / "run" if in_files else None), torch.float64, coordinates, (2, 3), STATS)
     filled(store, 3)
-    params, stats = store.state["params"], store.state["stats"]
+    params, stats = store.params, store.stats
     assert {name: stack.shape[2:] for name, stack in params.items()} == {
         name: weight.shape for name, weight in task.network.params().items()
     }
@@ -146,7 +150,7 @@ def test_draws_come_back_by_name_chain_and_draw(in_files: bool, tmp_path: Path) 
     assert stats["lp"].tolist() == [[0, 1, 2], [0, -1, -2]]
     assert stats["diverging"].tolist() == [[False, True, False], [False] * 3]
     assert stats["n_steps"].dtype == torch.int64
-    first, *_, last = stored_draws(store.state, task.network, 6, torch.Generator())
+    first, *_, last = store.state({}).draws(task.network, 6, torch.Generator())
     assert torch.equal(first["0.weight"], params["0.weight"][0, 0])
     assert torch.equal(last["0.weight"], params["0.weight"][1, 2])
 
@@ -160,7 +164,7 @@ def test_files_hold_the_draws_and_are_taken_up_again(tmp_path: Path) -> None:
     assert array.shape == (2, 3, *shape)
     assert array[0, 1].min() == 1000
     again = DrawStore(run, torch.float64, coordinates, (2, 3), STATS)
-    assert torch.equal(again.state["params"][name][:, :2], torch.from_numpy(array[:, :2].copy()))
+    assert torch.equal(again.params[name][:, :2], torch.from_numpy(array[:, :2].copy()))
     assert not any(path.suffix == ".new" for path in (tmp_path / "run").iterdir())
 
 
@@ -169,7 +173,7 @@ def test_a_file_that_a_kill_left_unfinished_is_made_anew(tmp_path: Path) -> None
     (tmp_path / "run" / "params-0.new").write_bytes(os.urandom(100))
     store = DrawStore(run, torch.float64, Coordinates.of(make_task().network, {}), (2, 3), STATS)
     filled(store, 3)
-    assert float(store.state["params"]["0.weight"][1, 2, 0, 0]) == 2000 + store.coordinates.size
+    assert float(store.params["0.weight"][1, 2, 0, 0]) == 2000 + store.coordinates.size
 
 
 def test_draws_that_do_not_fit_into_memory_are_refused_without_a_folder(
@@ -184,7 +188,7 @@ def test_draws_that_do_not_fit_into_memory_are_refused_without_a_folder(
 
 def test_what_everyone_has_is_ones_own_when_alone() -> None:
     task = make_task()
-    chains = Chains(task, Run(), 2, Coordinates.of(task.network, {}))
+    chains = ParallelChains(task, Run(), 2, Coordinates.of(task.network, {}))
     own = torch.randn(2, 3)
     assert chains.everyones(own) is own
     assert chains.agreed(True)

@@ -3,14 +3,18 @@
 import pytest
 import torch
 
-from caveat.engine.linear_model.fixed_point import Hyperparameters, Search
+from caveat.engine.linear_model.fixed_point import FixedPointSearch, Hyperparameters
 
 WANTED = 110.0
 
 
 def evaluations(slope: float, first: float, tolerance: float = 1e-2) -> tuple[int, float, list[float]]:
     """How many, the end, and the way; log(update / x) falls by `slope` as log x grows."""
-    search, hyper, way = Search(1e3, tolerance), Hyperparameters(torch.tensor([first], dtype=torch.float64)), []
+    search, hyper, way = (
+        FixedPointSearch(1e3, tolerance),
+        Hyperparameters(torch.tensor([first], dtype=torch.float64)),
+        [],
+    )
     for number in range(1, 50):
         way.append(float(hyper.prior))
         step = slope * (hyper.prior / WANTED).log()

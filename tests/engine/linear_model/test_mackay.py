@@ -10,8 +10,15 @@ from torch import Tensor
 from caveat.engine.linear_model import mackay
 from caveat.engine.linear_model.conjugate_gradients import ConjugateGradients
 from caveat.engine.linear_model.features import DenseFeatures, RowNoise
-from caveat.engine.linear_model.mackay import Hyperparameters, Tuned, Tuning, spread, together, tune
-from caveat.engine.linear_model.model import Draws, LinearModel, misfit, regression_system
+from caveat.engine.linear_model.mackay import (
+    Hyperparameters,
+    PosteriorSolution,
+    Tuning,
+    mean_beside_samples,
+    spread,
+    tune,
+)
+from caveat.engine.linear_model.model import LinearModel, SampleRandomness, misfit, regression_system
 from caveat.engine.linear_model.solvers import Solver
 from caveat.engine.linear_model.stochastic_descent import StochasticDescent
 
@@ -40,7 +47,7 @@ def tuned(
     solver: Solver | None = None,
     targets: Tensor = TARGETS,
     tolerance: float = 1e-3,
-) -> Tuned:
+) -> PosteriorSolution:
     """With a known noise, or from a unit noise that is learned too."""
     own = model(std or 1.0)
     y = targets.unsqueeze(1)
@@ -50,8 +57,8 @@ def tuned(
         own,
         start,
         (solver or ConjugateGradients(rank=30, tolerance=1e-5)).prepare(own),
-        Draws(own, samples),
-        together(right),
+        SampleRandomness(own, samples),
+        mean_beside_samples(right),
         Tuning(tolerance=tolerance),
         None if std else lambda mean: misfit(own, y, mean),
     )
@@ -64,14 +71,14 @@ def evidence(log_prior: Tensor, log_noise: Tensor, groups: tuple[int, ...] | Non
     return torch.distributions.MultivariateNormal(torch.zeros(ROWS).double(), covariance).log_prob(TARGETS)
 
 
-def slopes(found: Tuned, noise: float, groups: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
+def slopes(found: PosteriorSolution, noise: float, groups: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
     """Derivatives of the evidence by the logarithms of the prior's precisions and of the noise's."""
     point = found.hyper.prior.log().requires_grad_(), torch.tensor(math.log(noise)).double().requires_grad_()
     by_prior, by_noise = torch.autograd.grad(evidence(*point, groups), point)
     return by_prior, by_noise
 
 
-def shares(found: Tuned, noise: float) -> Tensor:
+def shares(found: PosteriorSolution, noise: float) -> Tensor:
     """mu / (mu + alpha) of each direction, for one prior precision."""
     mu = torch.linalg.eigvalsh(noise * PHI.T @ PHI).clamp_min(0)
     return mu / (mu + found.hyper.prior)
@@ -127,14 +134,14 @@ def test_mean_and_samples_are_those_of_the_precision_found() -> None:
     H = own.product(torch.eye(SIZE, dtype=torch.float64))
     mean = torch.linalg.solve(H, PHI.T @ TARGETS * 0.4**-2)
     torch.testing.assert_close(found.mean, mean, rtol=1e-3, atol=1e-4)
-    right = Draws(own, 8).system(own).right
+    right = SampleRandomness(own, 8).system(own).right
     torch.testing.assert_close(found.samples, torch.linalg.solve(H, right.T).T, rtol=1e-3, atol=1e-4)
 
 
 def test_warm_starts_save_products(monkeypatch: pytest.MonkeyPatch) -> None:
     warm = tuned(1000.0, tolerance=1e-2)
-    solved = mackay.posterior
-    monkeypatch.setattr(mackay, "posterior", lambda *arguments: solved(*arguments[:5]))
+    solved = mackay.solve_posterior
+    monkeypatch.setattr(mackay, "solve_posterior", lambda *arguments: solved(*arguments[:5]))
     cold = tuned(1000.0, tolerance=1e-2)
     assert float(warm.hyper.prior) == pytest.approx(float(cold.hyper.prior), rel=0.01)
     assert warm.vectors < 0.9 * cold.vectors
@@ -157,7 +164,7 @@ def test_unfinished_work_is_said() -> None:
     right = regression_system(own, TARGETS.unsqueeze(1))
     hyper = Hyperparameters(torch.tensor([1000.0]).double())
     prepared = ConjugateGradients().prepare(own)
-    short = tune(own, hyper, prepared, Draws(own, 1), together(right), Tuning(steps=2))
+    short = tune(own, hyper, prepared, SampleRandomness(own, 1), mean_beside_samples(right), Tuning(steps=2))
     assert any("had not come to rest after 2 steps" in said for said in short.warnings)
 
 
@@ -171,5 +178,5 @@ def test_too_few_samples_for_a_group_are_said() -> None:
     said = []
     for seed in range(4):
         prepared = ConjugateGradients().prepare(faint)
-        said += tune(faint, hyper, prepared, Draws(faint, 1, seed), together(right)).warnings
+        said += tune(faint, hyper, prepared, SampleRandomness(faint, 1, seed), mean_beside_samples(right)).warnings
     assert any("too few samples to tell the effective dimension of groups [1]" in text for text in said)

@@ -14,11 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from caveat import Categorical
 from caveat.engine.linear_model.conjugate_gradients import ConjugateGradients
 from caveat.engine.linear_model.counted_normals import standard_normals
-from caveat.engine.linear_model.features import Block, DenseFeatures, RowNoise, Scaled, times, times_transposed
+from caveat.engine.linear_model.features import (
+    DenseFeatures,
+    RowBlock,
+    RowNoise,
+    ScaledFeatures,
+    apply_factor,
+    apply_factor_transposed,
+)
 from caveat.engine.linear_model.model import (
-    Draws,
     LinearModel,
-    System,
+    LinearSystem,
+    SampleRandomness,
     g_prior,
     log_determinant,
     misfit,
@@ -56,7 +63,7 @@ def dense(model: LinearModel) -> tuple[Tensor, Tensor]:
     return M, M + torch.diag(model.precision.expand(len(M)))
 
 
-def all_noise(model: LinearModel, draws: Draws) -> Tensor:
+def all_noise(model: LinearModel, draws: SampleRandomness) -> Tensor:
     """e of all rows, [K, n r]."""
     return torch.cat([draws.noise(block) for block in model.features.blocks()], 1).flatten(1)
 
@@ -72,7 +79,7 @@ def test_products_are_those_of_the_matrix() -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_backward_is_the_adjoint_of_forward(scaled: bool) -> None:
     model = softmax_model()
-    features = Scaled(model.features, normal(SIZE, seed=5)) if scaled else model.features
+    features = ScaledFeatures(model.features, normal(SIZE, seed=5)) if scaled else model.features
     z, left, right = normal(4, SIZE, seed=2), 0.0, 0.0
     for number, block in enumerate(features.blocks()):
         v = normal(4, len(block.index), OUTPUTS, seed=number)
@@ -83,8 +90,10 @@ def test_backward_is_the_adjoint_of_forward(scaled: bool) -> None:
 
 def test_a_factor_may_be_given_by_its_diagonal() -> None:
     diagonal, v = normal(6, OUTPUTS).exp(), normal(2, 6, OUTPUTS, seed=1)
-    torch.testing.assert_close(times(diagonal, v), times(torch.diag_embed(diagonal), v))
-    torch.testing.assert_close(times_transposed(diagonal, v), times_transposed(torch.diag_embed(diagonal), v))
+    torch.testing.assert_close(apply_factor(diagonal, v), apply_factor(torch.diag_embed(diagonal), v))
+    torch.testing.assert_close(
+        apply_factor_transposed(diagonal, v), apply_factor_transposed(torch.diag_embed(diagonal), v)
+    )
 
 
 def test_a_factor_may_hold_positions() -> None:
@@ -95,13 +104,13 @@ def test_a_factor_may_hold_positions() -> None:
             whole[:, p, :, t, p, :, t] = factor[:, p, :, :, t]
     whole = whole.reshape(5, 24, 16)
     e, v = normal(2, 5, 16, seed=1), normal(2, 5, 24, seed=2)
-    torch.testing.assert_close(times(factor, e), times(whole, e))
-    torch.testing.assert_close(times_transposed(factor, v), times_transposed(whole, v))
+    torch.testing.assert_close(apply_factor(factor, e), apply_factor(whole, e))
+    torch.testing.assert_close(apply_factor_transposed(factor, v), apply_factor_transposed(whole, v))
 
 
 def test_noise_does_not_depend_on_blocks_or_their_order() -> None:
     small, large = softmax_model(7), softmax_model(64)
-    one, two = Draws(small, 3, seed=4), Draws(large, 3, seed=4)
+    one, two = SampleRandomness(small, 3, seed=4), SampleRandomness(large, 3, seed=4)
     torch.testing.assert_close(all_noise(small, one), all_noise(large, two))
     torch.testing.assert_close(one.system(small).right, two.system(large).right)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
@@ -114,7 +123,8 @@ def test_noise_does_not_depend_on_blocks_or_their_order() -> None:
 def test_a_sample_is_the_same_alone_and_among_others() -> None:
     model = softmax_model()
     torch.testing.assert_close(
-        Draws(model, [2], seed=1).system(model).right, Draws(model, 4, seed=1).system(model).right[2:3]
+        SampleRandomness(model, [2], seed=1).system(model).right,
+        SampleRandomness(model, 4, seed=1).system(model).right[2:3],
     )
 
 
@@ -136,14 +146,14 @@ def test_looked_up_numbers_are_standard_normal_and_independent() -> None:
 def test_layers_do_not_share_their_noise() -> None:
     phi = normal(4, 20_000)
     model = LinearModel(DenseFeatures(phi), RowNoise(torch.ones(4, 1).double()), torch.ones(1).double())
-    layers = Draws(model, 2).system(model).prior.unflatten(1, (4, 5000)).flatten(0, 1)
+    layers = SampleRandomness(model, 2).system(model).prior.unflatten(1, (4, 5000)).flatten(0, 1)
     correlation = torch.corrcoef(layers) - torch.eye(8)
     assert correlation.abs().max() < 4.5 / math.sqrt(5000)
 
 
 def test_the_samples_system_is_what_its_definition_says() -> None:
     model = softmax_model()
-    draws = Draws(model, 6, seed=3)
+    draws = SampleRandomness(model, 6, seed=3)
     system = draws.system(model)
     expected = model.precision * system.prior + all_noise(model, draws) @ pulled_rows(model)
     torch.testing.assert_close(system.right, expected)
@@ -151,7 +161,7 @@ def test_the_samples_system_is_what_its_definition_says() -> None:
 
 def test_the_two_objectives_differ_by_a_constant() -> None:
     model = softmax_model()
-    draws = Draws(model, 1, seed=3)
+    draws = SampleRandomness(model, 1, seed=3)
     system, rows, e = draws.system(model), pulled_rows(model), all_noise(model, draws)
     shifted = system.right / model.precision  # theta_n
 
@@ -170,7 +180,7 @@ def test_the_two_objectives_differ_by_a_constant() -> None:
 
 def test_primal_and_dual_have_the_same_solution() -> None:
     model = softmax_model()
-    draws = Draws(model, 2, seed=3)
+    draws = SampleRandomness(model, 2, seed=3)
     system, rows, e = draws.system(model), pulled_rows(model), all_noise(model, draws)
     kernel = torch.eye(len(rows)) + rows @ rows.T / model.precision
     u = torch.linalg.solve(kernel, (e - system.prior @ rows.T).T).T
@@ -182,7 +192,9 @@ def test_primal_and_dual_have_the_same_solution() -> None:
 def many() -> tuple[LinearModel, Tensor, Tensor]:
     """A model, 400 samples of it, and M of them."""
     model = softmax_model(block_rows=40)
-    solution = ConjugateGradients(tolerance=1e-8).prepare(model).solve(model, Draws(model, 400).system(model))
+    solution = (
+        ConjugateGradients(tolerance=1e-8).prepare(model).solve(model, SampleRandomness(model, 400).system(model))
+    )
     return model, solution.z, solution.image
 
 
@@ -242,7 +254,7 @@ def test_the_g_prior_does_not_know_the_features_units() -> None:
     z[:, 4] = 0.0
     torch.testing.assert_close(one.product(z)[:, :4], two.product(z)[:, :4])
     torch.testing.assert_close(one.product(z)[:, 5:], two.product(z)[:, 5:])
-    assert isinstance(two.features, Scaled)
+    assert isinstance(two.features, ScaledFeatures)
     assert two.features.scale[4] == 0
     diagonal = torch.stack([one.curvature(unit.unsqueeze(0))[0, j] for j, unit in enumerate(torch.eye(SIZE).double())])
     torch.testing.assert_close(diagonal, torch.ones(SIZE).double())
@@ -284,7 +296,7 @@ class Waves:
     def __init__(self, rows: int) -> None:
         self.rows, self.frequencies = rows, 3 * normal(self.size).abs()
 
-    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[RowBlock]:
         starts = range(0, self.rows, 50)
         for index in order or (torch.arange(start, min(start + 50, self.rows)) for start in starts):
             yield Wave(index, self.frequencies)
@@ -293,7 +305,7 @@ class Waves:
 class UnitNoise:
     width = 1
 
-    def factor(self, block: Block) -> Tensor:
+    def factor(self, block: RowBlock) -> Tensor:
         return torch.ones(len(block.index), 1, dtype=torch.float64)
 
 
@@ -315,7 +327,7 @@ def test_nothing_grows_with_the_number_of_rows() -> None:
     for rows in (500, 2000):
         with Largest() as largest:
             model = LinearModel(Waves(rows), UnitNoise(), torch.ones(1, dtype=torch.float64))
-            solution = ConjugateGradients(rank=4).prepare(model).solve(model, Draws(model, 6).system(model))
+            solution = ConjugateGradients(rank=4).prepare(model).solve(model, SampleRandomness(model, 6).system(model))
         assert solution.report.converged
         found.append(largest.numel)
     assert found[0] == found[1] <= 50 * 12
@@ -324,8 +336,8 @@ def test_nothing_grows_with_the_number_of_rows() -> None:
 def test_any_right_hand_side_can_stand_beside_samples() -> None:
     model = softmax_model()
     H, right = dense(model)[1], normal(2, SIZE, seed=4)
-    samples = Draws(model, 3).system(model)
-    system = samples.beside(System.of(model, right))
+    samples = SampleRandomness(model, 3).system(model)
+    system = samples.beside(LinearSystem.of(model, right))
     assert system.noise is not None
     block = next(iter(model.features.blocks()))
     assert system.noise(block).shape == (5, 7, 2)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from caveat.engine.cost import peak_bytes, reset_peak
 from caveat.engine.linear_model.conjugate_gradients import ConjugateGradients
-from caveat.engine.linear_model.features import Block, DenseFeatures, RowNoise
-from caveat.engine.linear_model.mackay import unfinished
-from caveat.engine.linear_model.model import Draws, LinearModel, System
+from caveat.engine.linear_model.features import DenseFeatures, RowBlock, RowNoise
+from caveat.engine.linear_model.mackay import unfinished_warnings
+from caveat.engine.linear_model.model import LinearModel, LinearSystem, SampleRandomness
 from caveat.engine.linear_model.nystrom import Nystrom, sketch, top_eigenvalue
-from caveat.engine.linear_model.solvers import Finish, Solution, Solver
+from caveat.engine.linear_model.solvers import FinishRule, Solution, Solver
 from caveat.engine.linear_model.stochastic_descent import StochasticDescent
 
 EXACT: dict[str, Solver] = {
@@ -55,7 +55,7 @@ def curvature(model: LinearModel) -> Tensor:
     return model.curvature(torch.eye(model.features.size, dtype=torch.float64))
 
 
-def exact(model: LinearModel, system: System) -> Tensor:
+def exact(model: LinearModel, system: LinearSystem) -> Tensor:
     H = curvature(model) + torch.diag(model.precision.expand(model.features.size))
     return torch.linalg.solve(H, system.right.T).T
 
@@ -70,7 +70,7 @@ def error(model: LinearModel, z: Tensor, solution: Tensor) -> float:
 @pytest.mark.parametrize("per_parameter", [False, True])
 def test_every_solver_finds_the_dense_solution(name: str, per_parameter: bool) -> None:
     model = small(per_parameter)
-    system = Draws(model, 4, seed=7).system(model)
+    system = SampleRandomness(model, 4, seed=7).system(model)
     solution = EXACT[name].prepare(model).solve(model, system)
     assert solution.report.converged
     torch.testing.assert_close(solution.z, exact(model, system), rtol=1e-5, atol=1e-6)
@@ -81,7 +81,7 @@ def test_every_solver_finds_the_dense_solution(name: str, per_parameter: bool) -
 @pytest.mark.parametrize("name", EXACT)
 def test_a_general_right_hand_side_needs_no_noise(name: str) -> None:
     model = small()
-    system = System.of(model, normal(2, 25, seed=5))
+    system = LinearSystem.of(model, normal(2, 25, seed=5))
     solution = EXACT[name].prepare(model).solve(model, system)
     torch.testing.assert_close(solution.z, exact(model, system), rtol=1e-5, atol=1e-6)
 
@@ -89,7 +89,7 @@ def test_a_general_right_hand_side_needs_no_noise(name: str) -> None:
 @pytest.mark.parametrize("objective", ["plain", "reduced"])
 def test_descent_in_batches_comes_near(objective: str) -> None:
     model = decaying()
-    system = Draws(model, 4).system(model)
+    system = SampleRandomness(model, 4).system(model)
     solver = StochasticDescent(objective, 100, tolerance=5e-2, passes=300)  # type: ignore[arg-type]
     solution = solver.prepare(model).solve(model, system)
     assert solution.report.converged
@@ -99,7 +99,7 @@ def test_descent_in_batches_comes_near(objective: str) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_a_warm_start_saves_passes(name: str) -> None:
     model = small()
-    system = Draws(model, 4, seed=7).system(model)
+    system = SampleRandomness(model, 4, seed=7).system(model)
     prepared = EXACT[name].prepare(model)
     cold = prepared.solve(model, system)
     near = cold.z + 1e-5 * normal(4, 25)
@@ -112,14 +112,14 @@ def test_a_warm_start_saves_passes(name: str) -> None:
 
 def passes_to(model: LinearModel, solver: Solver, samples: int) -> tuple[float, Solution]:
     prepared = solver.prepare(model)
-    solution = prepared.solve(model, Draws(model, samples).system(model))
+    solution = prepared.solve(model, SampleRandomness(model, samples).system(model))
     return solution.report.passes + prepared.preparation / samples, solution
 
 
 def test_solvers_rank_as_on_a_network() -> None:
     """After ten passes: plain conjugate gradients, batches of L, of L' and of the dual, and a sketch that is best."""
     model = decaying()
-    system = Draws(model, 4).system(model)
+    system = SampleRandomness(model, 4).system(model)
     solution = exact(model, system)
 
     def after(solver: Solver) -> float:
@@ -144,7 +144,7 @@ def test_solvers_rank_as_on_a_network() -> None:
 def test_stopping_early_widens_and_the_rule_does_not() -> None:
     model = decaying()
     mu = torch.linalg.eigvalsh(curvature(model))
-    system = Draws(model, 8).system(model)
+    system = SampleRandomness(model, 8).system(model)
     true = exact(model, system)
     gamma = float((true * model.curvature(true)).sum(1).mean())
     assert gamma == pytest.approx(float((mu / (mu + model.precision)).sum()), rel=0.2)
@@ -158,7 +158,7 @@ def test_stopping_early_widens_and_the_rule_does_not() -> None:
 
 def test_predictive_variances_are_settled_when_it_stops() -> None:
     model = decaying()
-    system, x = Draws(model, 32).system(model), normal(200, 50, seed=9)
+    system, x = SampleRandomness(model, 32).system(model), normal(200, 50, seed=9)
     stopped = ConjugateGradients(rank=20).prepare(model).solve(model, system)
     twice = ConjugateGradients(rank=20, tolerance=1e-14, iterations=2 * stopped.report.iterations)
     further = twice.prepare(model).solve(model, system)
@@ -168,7 +168,7 @@ def test_predictive_variances_are_settled_when_it_stops() -> None:
 
 def test_finished_unknowns_take_no_more_products() -> None:
     model = decaying()
-    system = Draws(model, 8).system(model)
+    system = SampleRandomness(model, 8).system(model)
     start = exact(model, system)
     start[7] = system.prior[7]
     report = ConjugateGradients(rank=0).prepare(model).solve(model, system, start).report
@@ -180,17 +180,17 @@ def test_finished_unknowns_take_no_more_products() -> None:
 
 
 def test_finish_wants_a_small_residual_and_rest() -> None:
-    finish = Finish(1e-2, 1e-2)
+    finish = FinishRule(1e-2, 1e-2)
     value = torch.tensor([100.0, 100.0])
     assert not finish(torch.tensor([5e-3, 5e-3]), value).any()  # a start says nothing of rest
     assert finish(torch.tensor([5e-3, 5e-2]), value * 1.005).tolist() == [True, False]
     assert finish(torch.tensor([5e-3, 5e-3]), value * torch.tensor([1.1, 1.005])).tolist() == [False, True]
-    assert Finish(1e-2, 1e-2)(torch.tensor([1e-5, 0.0]), value).all()
+    assert FinishRule(1e-2, 1e-2)(torch.tensor([1e-5, 0.0]), value).all()
 
 
 def test_a_zero_right_hand_side_has_a_zero_solution() -> None:
     model = small()
-    system = System.of(model, torch.zeros(2, 25, dtype=torch.float64))
+    system = LinearSystem.of(model, torch.zeros(2, 25, dtype=torch.float64))
     assert (ConjugateGradients().prepare(model).solve(model, system).z == 0).all()
 
 
@@ -204,7 +204,7 @@ def test_single_precision_is_near_double() -> None:
 class Rounded(DenseFeatures):
     """Products of few digits, as a GPU's bfloat16 gives them: those there and back are not one matrix's any more."""
 
-    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[Block]:
+    def blocks(self, order: Sequence[Tensor] | None = None) -> Iterator[RowBlock]:
         for block in super().blocks(order):
             yield RoundedBlock(block)
 
@@ -212,7 +212,7 @@ class Rounded(DenseFeatures):
 class RoundedBlock:
     """Vectors and products in bfloat16."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: RowBlock) -> None:
         self.block, self.index = block, block.index
 
     def forward(self, z: Tensor) -> Tensor:
@@ -225,13 +225,13 @@ class RoundedBlock:
 def test_products_too_coarse_for_the_prior_end_the_solve() -> None:
     exactly = decaying(alpha=1e-3)
     coarse = replace(exactly, features=Rounded(exactly.features.phi, 2000))
-    system = Draws(exactly, 4).system(exactly)
+    system = SampleRandomness(exactly, 4).system(exactly)
     solver = ConjugateGradients(rank=20, tolerance=1e-4, refresh=10)
     report = solver.prepare(coarse).solve(coarse, system).report
     assert report.stood_still
     assert not report.converged
     assert report.passes < 100  # of a thousand iterations that it might take
-    assert "too few digits" in unfinished(report)[-1]
+    assert "too few digits" in unfinished_warnings(report)[-1]
     # What comes back is the best that was seen, near the solution at once where the start was.
     true = exact(exactly, system)
     again = solver.prepare(coarse).solve(coarse, system, true)
@@ -279,7 +279,7 @@ def test_a_sketch_of_more_than_the_curvatures_rank() -> None:
     torch.testing.assert_close(found.vectors * found.values @ found.vectors.T, phi.T @ phi, rtol=1e-6, atol=1e-6)
     nothing = LinearModel(DenseFeatures(0 * phi), model.noise, model.precision)
     assert (sketch(nothing, 4).values < 1e-300).all()
-    system = Draws(nothing, 3).system(nothing)  # no data: the prior
+    system = SampleRandomness(nothing, 3).system(nothing)  # no data: the prior
     torch.testing.assert_close(ConjugateGradients().prepare(nothing).solve(nothing, system).z, system.prior)
 
 
@@ -309,7 +309,7 @@ def test_progress_and_reports() -> None:
     model = decaying()
     prepared = ConjugateGradients(rank=10).prepare(model)
     prepared.progress = lambda passes, residual: seen.append((passes, residual))
-    report = prepared.solve(model, Draws(model, 2).system(model)).report
+    report = prepared.solve(model, SampleRandomness(model, 2).system(model)).report
     assert len(seen) == len(report.history) == report.iterations + 1
     assert seen[-1][0] == pytest.approx(report.passes)
     assert report.history[0][1] > report.history[-1][1]
@@ -317,7 +317,7 @@ def test_progress_and_reports() -> None:
 
 def test_steps_that_are_too_long_are_shortened() -> None:
     model = small()
-    system = Draws(model, 2).system(model)
+    system = SampleRandomness(model, 2).system(model)
     solver = StochasticDescent("dual", 8, step_size=50.0, tolerance=1e-6, passes=4000)
     solution = solver.prepare(model).solve(model, system)
     assert solution.report.converged
@@ -327,7 +327,7 @@ def test_steps_that_are_too_long_are_shortened() -> None:
 def test_products_that_are_not_finite_are_named() -> None:
     model = small()
     assert isinstance(model.noise, RowNoise)
-    system = Draws(model, 2).system(model)
+    system = SampleRandomness(model, 2).system(model)
     model.noise.factors[20] = math.nan
     for solver in (ConjugateGradients(rank=0), ConjugateGradients(rank=3), StochasticDescent(batch_rows=60)):
         with pytest.raises(ValueError, match="features of row 20 give products"):
@@ -347,7 +347,8 @@ def test_single_precision_with_a_curvature_of_a_million_priors() -> None:
     fine, coarse = (few_rows(3, 0.01, dtype) for dtype in (torch.float64, torch.float32))
     assert 1e6 < top_eigenvalue(fine) / 0.01 < 1e7
     exactly, found = (
-        ConjugateGradients().prepare(model).solve(model, Draws(model, 4).system(model)) for model in (fine, coarse)
+        ConjugateGradients().prepare(model).solve(model, SampleRandomness(model, 4).system(model))
+        for model in (fine, coarse)
     )
     assert found.report.iterations < 20  # where the preconditioner is exact but for rounding
     assert error(fine, found.z.double(), exactly.z) < 0.05
@@ -357,8 +358,10 @@ def test_single_precision_with_a_curvature_of_a_million_priors() -> None:
 
 def test_numbers_that_are_too_coarse_are_said() -> None:
     model = few_rows(2, 1e-4, torch.float32)
-    report = ConjugateGradients(iterations=50).prepare(model).solve(model, Draws(model, 4).system(model)).report
+    report = (
+        ConjugateGradients(iterations=50).prepare(model).solve(model, SampleRandomness(model, 4).system(model)).report
+    )
     assert not report.converged
     assert "float32 is too coarse for a prior precision of 0.0001 beside a curvature of 4.7e+04" in report.warnings[0]
     fine = few_rows(2, 1e-4, torch.float64)
-    assert not ConjugateGradients().prepare(fine).solve(fine, Draws(fine, 4).system(fine)).report.warnings
+    assert not ConjugateGradients().prepare(fine).solve(fine, SampleRandomness(fine, 4).system(fine)).report.warnings

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from caveat import SampledLaplace
-from caveat.engine.linear_model import ConjugateGradients, Draws
+from caveat.engine.linear_model import ConjugateGradients, SampleRandomness
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.linearised_network import NetworkModel, mode
 from caveat.engine.linearised.sampler import linearise
@@ -72,7 +72,7 @@ def test_the_mean_of_least_squares(kind: str) -> None:
     solve, error = own.solving(1e-2)
     assert error is None  # the noise is given, or an output
     model = own.model.with_precision(torch.tensor([0.5], dtype=torch.float64))
-    _, mean = solve(model, EXACT.prepare(model), Draws(model, 1).system(model), None)
+    _, mean = solve(model, EXACT.prepare(model), SampleRandomness(model, 1).system(model), None)
     dense = Dense(kind, trained(kind)[1])
     torch.testing.assert_close(mean, dense.mean(0.5, own.weights), rtol=1e-3, atol=1e-3)
     if kind == "Gaussian":

@@ -1,4 +1,5 @@
-import itertools
+"""What every likelihood promises: densities, Fisher information, noise, baselines, checks and mixtures of draws."""
+
 import math
 
 import numpy as np
@@ -6,54 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import distributions
 
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
-
-DOUBLE = torch.float64
-SEQUENCE = Categorical(class_axis=-1)
-GIVEN_NOISE = Gaussian(noise=0.5)
-
-
-def normal(*shape, seed=0, dtype=DOUBLE):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype)
-
-
-def labels(classes, *shape, seed=1):
-    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def case(likelihood, *positions, dtype=DOUBLE):
-    """Random outputs and targets of a likelihood, with rows and positions as given, and hyper of other targets."""
-    if isinstance(likelihood, Categorical):
-        outputs, targets = normal(*positions, 4, dtype=dtype).movedim(-1, likelihood.class_axis), labels(4, *positions)
-    elif isinstance(likelihood, Bernoulli):
-        outputs, targets = normal(*positions, 3, dtype=dtype), labels(2, *positions, 3).to(dtype)
-    elif isinstance(likelihood, Poisson):
-        outputs, targets = normal(*positions, 2, dtype=dtype), labels(6, *positions, 2)
-    else:
-        width = 4 if isinstance(likelihood, HeteroscedasticGaussian) else 2
-        outputs, targets = normal(*positions, width, dtype=dtype), 3 * normal(*positions, 2, seed=1, dtype=dtype) + 5
-    return outputs, targets, likelihood.initial_hyper(3 * normal(30, 2, seed=2) + 5)
-
-
-def reference(likelihood, outputs, targets, hyper):
-    """Log probability of every target by torch.distributions, the rows' axis first."""
-    if isinstance(likelihood, Categorical):
-        return distributions.Categorical(logits=outputs.movedim(likelihood.class_axis, -1)).log_prob(targets)
-    if isinstance(likelihood, Bernoulli):
-        return distributions.Bernoulli(logits=outputs).log_prob(targets.reshape(outputs.shape))
-    if isinstance(likelihood, Poisson):
-        return distributions.Poisson(outputs.exp()).log_prob(targets.reshape(outputs.shape))
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        mean, log_variance = outputs.chunk(2, -1)
-        return distributions.Normal(mean, (log_variance / 2).exp()).log_prob(targets.reshape(mean.shape))
-    noise = likelihood.noise or hyper["log_noise"].exp()
-    return distributions.Normal(outputs, noise).log_prob(targets.reshape(outputs.shape))
-
-
-ALL = [Categorical(), SEQUENCE, Bernoulli(), Gaussian(), GIVEN_NOISE, HeteroscedasticGaussian(), Poisson()]
-ALL += [Gaussian(standardise=True), HeteroscedasticGaussian(standardise=True)]
+from tests.likelihoods.likelihood_cases import ALL, DOUBLE, LONG, NAN, SEQUENCE, case, normal, reference
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
@@ -78,40 +34,6 @@ def test_one_target_a_row_may_come_without_its_last_axis(likelihood):
     torch.testing.assert_close(likelihood.log_prob(outputs, targets, hyper), expected)
     predicted = likelihood.predictive(outputs.unsqueeze(0), hyper).log_prob(targets)
     torch.testing.assert_close(predicted.flatten(), expected)
-
-
-@pytest.mark.parametrize("class_axis", [1, -1])
-def test_ignored_labels_and_class_weights(class_axis):
-    likelihood = Categorical(class_axis=class_axis, ignore_index=-1, class_weights=(0.5, 1.0, 2.0, 0.0))
-    outputs, targets, _ = case(likelihood, 7, 5)
-    targets[0], targets[1, 2:] = -1, -1
-    likelihood.check(outputs, targets)
-    log_softmax = outputs.movedim(class_axis, -1).log_softmax(-1)
-    expected = torch.zeros(7, dtype=DOUBLE)
-    for row, position in itertools.product(range(7), range(5)):
-        label = int(targets[row, position])
-        if label != -1:
-            expected[row] += likelihood.class_weights[label] * log_softmax[row, position, label]
-    torch.testing.assert_close(likelihood.log_prob(outputs, targets, {}), expected)
-    assert expected[0] == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_every_integer_type_of_labels_is_taken_at_its_value(dtype):
-    # As a uint8, -100 is 156: a comparison in that type would leave label 156 out.
-    likelihood = Categorical(class_weights=tuple(1.0 + i for i in range(200)))
-    outputs, targets = normal(3, 200), torch.tensor([0, 100, 156 if dtype == torch.uint8 else 199])
-    given = targets.to(dtype)
-    likelihood.check(outputs, given)
-    weights = 1.0 + targets
-    expected = weights * outputs.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
-    torch.testing.assert_close(likelihood.log_prob(outputs, given, {}), expected)
-    assert likelihood.baseline(given) == pytest.approx(likelihood.baseline(targets))
-    factor = likelihood.fisher_factor(outputs, given, {})
-    torch.testing.assert_close(factor, likelihood.fisher_factor(outputs, targets, {}), rtol=0, atol=0)
-    prediction = likelihood.predictive(outputs.unsqueeze(0), {})
-    torch.testing.assert_close(prediction.log_prob(given), expected / weights)
-    assert len(prediction.columns(given)["targets"]) == 3
 
 
 @pytest.mark.parametrize("likelihood", ALL, ids=repr)
@@ -187,19 +109,6 @@ def test_fisher_information_is_the_hessian_where_they_coincide(likelihood, posit
     torch.testing.assert_close(expected, hessian.reshape(last.numel(), last.numel()))
 
 
-def test_the_heteroscedastic_hessian_is_indefinite_while_the_fisher_information_is_not():
-    likelihood, outputs, targets = (
-        HeteroscedasticGaussian(),
-        torch.zeros(1, 2, dtype=DOUBLE),
-        torch.zeros(1, dtype=DOUBLE),
-    )
-    hyper = likelihood.initial_hyper(targets)
-    hessian = torch.func.hessian(lambda o: -likelihood.log_prob(o, targets + 3, hyper).sum())(outputs).reshape(2, 2)
-    assert torch.linalg.eigvalsh(hessian)[0] < 0
-    factor = likelihood.fisher_factor(outputs, targets, hyper)[0]
-    torch.testing.assert_close(factor @ factor.T, torch.diag(torch.tensor([1.0, 0.5], dtype=DOUBLE)))
-
-
 @pytest.mark.parametrize("likelihood", [*ALL, HESSIANS[2]], ids=repr)
 def test_noise_is_a_factor_times_standard_normals_in_the_outputs_layout(likelihood):
     outputs, targets, hyper = case(likelihood, 5, 3, 2)
@@ -228,78 +137,6 @@ def test_covariance_of_the_noise_is_the_fisher_information(likelihood):
     # The standard error of an entry of a sample covariance is at most sqrt(2 F_ii F_jj / n).
     allowed = 5 * (2 * torch.outer(fisher.diagonal(), fisher.diagonal()) / n).sqrt()
     assert ((noise.T @ noise / n - fisher).abs() <= allowed).all()
-
-
-@pytest.mark.parametrize("standardise", [False, True])
-def test_hyper_is_maximum_likelihood(standardise):
-    likelihood = Gaussian(standardise=standardise)
-    outputs, targets, _ = case(likelihood, 50)
-    hyper = likelihood.initial_hyper(targets)
-    assert hyper["log_noise"].shape == (2,)
-    assert all(value.dtype == DOUBLE for value in hyper.values())
-    constant = torch.zeros_like(outputs) if standardise else targets.mean(0).expand_as(targets)
-    for predicted, found in ((constant, hyper), (outputs, likelihood.fitted_hyper(outputs, targets, hyper))):
-        best = likelihood.log_prob(predicted, targets, found).sum()
-        for output, step in itertools.product(range(2), (-1e-2, 1e-2)):
-            moved = found["log_noise"].clone()
-            moved[output] += step
-            assert likelihood.log_prob(predicted, targets, found | {"log_noise": moved}).sum() < best
-
-
-def test_a_given_noise_is_kept_and_a_perfect_fit_leaves_a_finite_one():
-    outputs, targets, hyper = case(GIVEN_NOISE, 5)
-    assert GIVEN_NOISE.fitted_hyper(outputs, targets, hyper) == hyper
-    torch.testing.assert_close(hyper["log_noise"].exp(), torch.tensor([0.5, 0.5], dtype=DOUBLE))
-    for likelihood in (Categorical(), Bernoulli(), HeteroscedasticGaussian(), Poisson()):
-        outputs, targets, hyper = case(likelihood, 5)
-        assert likelihood.fitted_hyper(outputs, targets, hyper) is hyper
-    constant = torch.full((4, 1), 2.0)
-    hyper = Gaussian().initial_hyper(constant)
-    assert math.isfinite(Gaussian().fitted_hyper(constant, constant, hyper)["log_noise"])
-    assert math.isfinite(hyper["log_noise"])
-
-
-def test_the_learned_noise_has_a_gradient():
-    outputs, targets, hyper = case(Gaussian(), 9, dtype=torch.float32)
-    hyper["log_noise"].requires_grad_()
-    Gaussian().log_prob(outputs, targets, hyper).sum().backward()
-    z = (targets - outputs).double() / hyper["log_noise"].detach().exp()
-    torch.testing.assert_close(hyper["log_noise"].grad, (z.square() - 1).sum(0), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("likelihood", [Gaussian(standardise=True), Gaussian(noise=0.7, standardise=True)], ids=repr)
-def test_standardised_scores_are_in_the_targets_own_units(likelihood):
-    outputs, targets, _ = case(likelihood, 8)
-    hyper = likelihood.initial_hyper(targets)
-    shift, scale = targets.mean(0), targets.std(0, correction=0)
-    noise = torch.tensor([0.7, 0.7], dtype=DOUBLE) if likelihood.noise else scale  # initially the whole spread
-    by_hand = distributions.Normal(outputs * scale + shift, noise)
-    torch.testing.assert_close(
-        likelihood.log_prob(outputs, targets, hyper), by_hand.log_prob(targets).sum(1), msg="log likelihood"
-    )
-    prediction = likelihood.predictive(outputs.unsqueeze(0), hyper)
-    torch.testing.assert_close(prediction.mean, by_hand.mean)
-    torch.testing.assert_close(prediction.variance, by_hand.variance)
-    torch.testing.assert_close(prediction.aleatoric, by_hand.variance)
-    torch.testing.assert_close(prediction.log_prob(targets), by_hand.log_prob(targets).sum(1))
-    raw = Gaussian(noise=likelihood.noise)  # the same prediction of a network that works in the targets' units
-    raw_hyper = raw.initial_hyper(targets)
-    torch.testing.assert_close(raw.log_prob(by_hand.mean, targets, raw_hyper), by_hand.log_prob(targets).sum(1))
-    assert raw.baseline(targets) == pytest.approx(likelihood.baseline(targets))
-
-
-def test_standardised_heteroscedastic_scores_are_in_the_targets_own_units():
-    likelihood = HeteroscedasticGaussian(standardise=True)
-    outputs, targets, _ = case(likelihood, 8, 3)
-    hyper = likelihood.initial_hyper(targets)
-    shift, scale = targets.flatten(0, 1).mean(0), targets.flatten(0, 1).std(0, correction=0)
-    mean, log_variance = outputs.chunk(2, -1)
-    by_hand = distributions.Normal(mean * scale + shift, (log_variance / 2).exp() * scale)
-    expected = by_hand.log_prob(targets).sum((1, 2))
-    torch.testing.assert_close(likelihood.log_prob(outputs, targets, hyper), expected)
-    prediction = likelihood.predictive(outputs.unsqueeze(0), hyper)
-    torch.testing.assert_close(prediction.variance, by_hand.variance)
-    torch.testing.assert_close(prediction.log_prob(targets), expected)
 
 
 def optimised_baseline(likelihood, targets, width, hyper):
@@ -344,9 +181,6 @@ def test_baselines_at_the_edge_are_finite():
     assert Categorical().baseline(torch.full((5,), 3)) == 0
     assert Categorical().baseline(torch.full((5,), -100)) == 0  # nothing to predict
     assert Bernoulli().baseline(torch.tensor([0, 1])) == pytest.approx(-math.log(2))  # targets [B] are one label
-
-
-NAN, LONG = math.nan, torch.long
 
 
 @pytest.mark.parametrize(
@@ -398,16 +232,6 @@ def test_check_says_what_is_wrong_what_was_given_and_what_to_do(likelihood, outp
         likelihood.check(torch.zeros(outputs), targets)
     for part in parts[1:]:
         caught.match(part)
-
-
-@pytest.mark.parametrize("class_axis", [1, -1])
-def test_probabilities_are_no_logits(class_axis):
-    logits = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
-    likelihood, labels = Categorical(class_axis=class_axis), torch.zeros(2, 3, dtype=LONG)
-    likelihood.check(logits, labels)
-    likelihood.check(logits.log_softmax(class_axis), labels)
-    with pytest.raises(ValueError, match="Categorical takes logits: leave the softmax"):
-        likelihood.check(logits.softmax(class_axis), labels)
 
 
 def test_bad_settings_are_refused():
@@ -472,50 +296,6 @@ def test_the_mixture_of_draws_is_the_mean_of_their_probabilities(likelihood, dra
     torch.testing.assert_close(parts.reshape(draws, positions[0], -1).sum(-1), alone)
     mixture = likelihood.predictive(many, hyper).log_prob(targets)
     torch.testing.assert_close(mixture, parts.logsumexp(0) - math.log(draws))
-
-
-@settings(max_examples=25, deadline=None)
-@given(classes=st.integers(1, 6), rows=st.integers(1, 4), scale=st.floats(0, 100), seed=st.integers(0, 99))
-def test_softmax_carries_no_information_along_the_constant(classes, rows, scale, seed):
-    outputs, targets = scale * normal(rows, classes, seed=seed), labels(classes, rows, seed=seed)
-    factor = Categorical().fisher_factor(outputs, targets, {})
-    torch.testing.assert_close(factor.sum(-2), torch.zeros(rows, classes - 1, dtype=DOUBLE), rtol=0, atol=1e-12)
-    shifted = Categorical().log_prob(outputs + 7, targets, {})
-    torch.testing.assert_close(shifted, Categorical().log_prob(outputs, targets, {}), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("extreme", [1e3, 1e30])
-@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli()], ids=repr)
-def test_extreme_float32_logits_give_no_nan(likelihood, extreme):
-    outputs, targets, _ = case(likelihood, 6, dtype=torch.float32)
-    outputs = extreme * outputs.sign()
-    for tensor in (
-        likelihood.log_prob(outputs, targets, {}),
-        likelihood.fisher_factor(outputs, targets, {}),
-        likelihood.sample_noise(outputs, targets, {}, torch.Generator().manual_seed(0)),
-        *likelihood.predictive(outputs.expand(3, *outputs.shape), {}).columns(targets).values(),
-    ):
-        assert tensor.isfinite().all()
-
-
-@pytest.mark.parametrize("extreme", [-1e3, -100.0, 85.0, 1e3])
-@pytest.mark.parametrize("likelihood", [HeteroscedasticGaussian(), Poisson()], ids=repr)
-def test_extreme_float32_log_rates_and_log_variances_give_no_nan(likelihood, extreme):
-    outputs, targets, hyper = case(likelihood, 3, dtype=torch.float32)
-    outputs[..., -2:] = extreme
-    table = likelihood.predictive(outputs.expand(3, *outputs.shape), hyper).columns(targets)
-    assert not any(column.isnan().any() for column in table.values())
-    assert all(column.isfinite().all() for name, column in table.items() if name != "log_prob")
-    if extreme > 0 or isinstance(likelihood, Poisson):
-        assert table["log_prob"].isfinite().all()
-
-
-def test_large_counts_keep_their_digits_in_float32():
-    outputs, targets = torch.tensor([[math.log(1e5)]]), torch.tensor([100_300])
-    exact = distributions.Poisson(outputs.double().exp()).log_prob(targets.reshape(1, 1).double())
-    for found in (Poisson().log_prob(outputs, targets, {}), Poisson().predictive(outputs[None], {}).log_prob(targets)):
-        assert found.dtype == torch.float32
-        assert float(found) == pytest.approx(float(exact), rel=1e-4)
 
 
 @pytest.mark.parametrize("positions", [(4,), (4, 3, 2)], ids=["row", "pixels"])

@@ -1,0 +1,235 @@
+"""One chain of steps by gradients from batches (`langevin`), whose target may change as the chain goes on.
+
+The target says what is moved and what happens to it between steps: weights are removed, nodes come and go. The step
+size is the learning rate over the number of rows. Every random number comes from a stream named by seed and epoch, so
+a chain that was killed continues bit for bit.
+"""
+
+import math
+import time
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs
+from caveat.engine.chains.coordinates import log_noise_centre
+from caveat.engine.chains.langevin import LangevinDynamics
+from caveat.engine.chains.parallel_chains import random_stream
+from caveat.engine.run import Run
+from caveat.engine.training import BatchPart, steps_per_epoch
+from caveat.likelihoods import Hyper, learned_noise
+from caveat.network import Network, Params
+from caveat.randomness import seeded
+from caveat.storage import State
+from caveat.task import Task
+
+__all__ = ["LangevinChain", "LearnedNoise", "Sampling", "Target"]
+
+
+class Sampling(Protocol):
+    """The knobs of a chain, as a method has them."""
+
+    @property
+    def length(self) -> int:
+        """How many draws are taken."""
+
+    @property
+    def thin(self) -> int:
+        """Epochs from one draw to the next."""
+
+    @property
+    def burn_in(self) -> int:
+        """Epochs before the first draw."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size eta, times the number of rows."""
+
+    @property
+    def momentum(self) -> float:
+        """Beta, the share of the momentum that a step keeps."""
+
+    @property
+    def temperature(self) -> float:
+        """T, by which the log density is divided."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch; None takes the loader's."""
+
+
+class Target(Protocol):
+    """What a chain draws from."""
+
+    moved: Params  # every step changes these in place
+
+    def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
+        """An estimate of the log density, [], from a rank's part of a batch; the ranks' estimates are summed."""
+
+    def after_step(self, chain: "LangevinChain", batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+        """Called after every step; the batch is None on a rank that has no rows of it."""
+
+    def after_epoch(self, chain: "LangevinChain") -> None:
+        """Called after every epoch, before a draw is taken."""
+
+    def flops(self) -> float:
+        """The FLOPs of one row, forward and backward."""
+
+    def draw(self) -> State:
+        """Copies of the tensors that make up a draw."""
+
+    def carry(self) -> State:
+        """What the next steps depend on, beside `moved` and the chain's velocities."""
+
+    def restore(self, carry: State) -> None:
+        """Return to where `carry` was taken; this gives `moved` its shapes, and the chain then its values."""
+
+
+class LangevinChain:
+    """The position of a chain, its draws so far, and how it goes on."""
+
+    def __init__(self, task: Task, run: Run, sampling: Sampling, target: Target) -> None:
+        self.task, self.run, self.sampling, self.target = task, run, sampling, target
+        self.rows = task.train.on(run.device)
+        self.steps = steps_per_epoch(task.n, min(sampling.batch_size or task.train.batch_size, task.n))
+        self.velocity = {name: torch.zeros_like(tensor) for name, tensor in target.moved.items()}
+        self.epoch = self.step = self.taken = 0
+        self.history: list[dict[str, float]] = []
+        self.draws: State = {}  # tensors named "draw/name"
+
+    @property
+    def epochs(self) -> int:
+        """How many passes over the data the chain makes."""
+        return self.sampling.burn_in + self.sampling.length * self.sampling.thin
+
+    @property
+    def burnt_in(self) -> float:
+        """The share of the burn-in that is over."""
+        steps = self.sampling.burn_in * self.steps
+        return min(1.0, self.step / steps) if steps else 1.0
+
+    def run_all(self) -> State:
+        """Run the chain to its end; returns the draws, tensors named "draw/name"."""
+        resumed = self.run.resume()
+        if resumed is not None:
+            self._resume(*resumed)
+        else:
+            self.target.after_epoch(self)  # a burn-in of no epochs is over now
+        with self.run.bar(self.epochs, "epoch") as bar:
+            bar.update(self.epoch)
+            while self.epoch < self.epochs:
+                self._one_epoch()
+                self.target.after_epoch(self)
+                drawn = self.epoch - self.sampling.burn_in
+                if drawn > 0 and drawn % self.sampling.thin == 0:
+                    self._take()
+                bar.update()
+                bar.set_postfix_str(f"loss {self.history[-1]['loss']:.3f}", refresh=False)
+                if self.run.checkpoint_due():
+                    self._checkpoint()
+        return self.draws
+
+    def _one_epoch(self) -> None:
+        """Step through all rows once, in an order of the epoch's own."""
+        run, started, device = self.run, time.monotonic(), self.run.device
+        streams = [random_stream(run.seed, "chain", self.epoch, what) for what in ("order", "module")]
+        order = torch.randperm(self.task.n, generator=streams[0]).tensor_split(self.steps)
+        shares = [positions.tensor_split(run.ranks.size) for positions in order]
+        batches = self.rows.batches([share for s in shares if len(share := s[run.ranks.rank])], device)
+        noise = random_stream(run.seed, "chain", self.epoch, "noise", device=device)
+        self.choices = random_stream(run.seed, "chain", self.epoch, "choices")  # the same on all ranks
+        augment = random_stream(run.seed, "chain", self.epoch, "augment", run.ranks.rank, device=device)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        with seeded(streams[1].initial_seed() % 2**62 + run.ranks.rank, device):  # for dropout inside the module
+            for parts in shares:
+                part = BatchPart.of_rank(parts, run.ranks.rank)
+                batch = next(batches) if len(parts[run.ranks.rank]) else None
+                if batch is not None and self.task.augment is not None:
+                    batch = self.task.augment(batch[0], augment), batch[1]
+                total += self._one_step(batch, part, noise)
+                self.step += 1
+                self.target.after_step(self, batch, part)
+        run.ranks.add([total])
+        self.epoch += 1
+        run.gradient_evaluations += 1
+        run.flops += self.task.n * self.target.flops()
+        loss = -float(total) / self.steps / self.task.n
+        self._check_finite(loss)
+        self.history.append({"epoch": self.epoch, "loss": loss, "seconds": time.monotonic() - started})
+
+    def _one_step(self, batch: tuple[Inputs, Tensor] | None, part: BatchPart, rng: torch.Generator) -> Tensor:
+        """Move by the gradient of a batch; returns this rank's part of the log density, []."""
+        moved, sampling = self.target.moved, self.sampling
+        value = torch.zeros((), dtype=torch.float64, device=self.run.device)
+        if batch is None:
+            gradients = [torch.zeros_like(tensor) for tensor in moved.values()]
+        else:
+            density = self.target.log_joint(*batch, part)
+            gradients = list(torch.autograd.grad(density, [*moved.values()], materialize_grads=True))
+            value = density.detach().double()
+        self.run.ranks.add(gradients)
+        dynamics = LangevinDynamics(sampling.momentum, sampling.temperature)
+        step_size = sampling.learning_rate / self.task.n
+        with torch.no_grad():
+            for (name, tensor), gradient in zip(moved.items(), gradients, strict=True):
+                dynamics.step(tensor, self.velocity[name], gradient, step_size, rng)
+        return value
+
+    def _check_finite(self, loss: float) -> None:
+        sound = math.isfinite(loss) and all(bool(torch.isfinite(t).all()) for t in self.target.moved.values())
+        if not sound:
+            raise ValueError(
+                f"the chain ran away to infinity in epoch {self.epoch}: lower learning_rate (now "
+                f"{self.sampling.learning_rate:g})"
+            )
+
+    def _take(self) -> None:
+        for group, tensors in self.target.draw().items():
+            self.draws.setdefault(group, {}).update({f"{self.taken}/{name}": t for name, t in tensors.items()})
+        self.taken += 1
+
+    def _checkpoint(self) -> None:
+        carry: State = {"moved": self.target.moved, "velocity": self.velocity}
+        carry |= {f"target.{group}": tensors for group, tensors in self.target.carry().items()}
+        carry |= {f"kept.{group}": tensors for group, tensors in self.draws.items()}
+        place = {"epoch": self.epoch, "step": self.step, "taken": self.taken, "history": self.history}
+        self.run.checkpoint(carry, place)
+
+    def _resume(self, carry: State, note: dict[str, Any]) -> None:
+        self.epoch, self.step, self.taken, self.history = (note[n] for n in ("epoch", "step", "taken", "history"))
+        device = self.run.device
+        self.target.restore(_groups_under("target.", carry))
+        with torch.no_grad():
+            for name, tensor in self.target.moved.items():
+                tensor.copy_(carry["moved"][name])
+        self.velocity = {name: t.to(device, copy=True) for name, t in carry["velocity"].items()}
+        draws = _groups_under("kept.", carry)
+        self.draws = {group: {n: t.to(device, copy=True) for n, t in ts.items()} for group, ts in draws.items()}
+
+
+def _groups_under(prefix: str, carry: State) -> State:
+    return {group.removeprefix(prefix): tensors for group, tensors in carry.items() if group.startswith(prefix)}
+
+
+class LearnedNoise:
+    """The logarithm of a likelihood's noise where it is to be learned: drawn with the weights, under HMC's prior."""
+
+    def __init__(self, network: Network, initial: Hyper, start: Hyper) -> None:
+        """`initial` is the task's hyper, and `start` has the value to begin with."""
+        learned = learned_noise(network.likelihood, initial) is not None
+        device = network.device
+        self.fixed: Hyper = {name: t.to(device) for name, t in initial.items()}
+        self.moved: Params = {}
+        if learned:
+            self.centre = log_noise_centre(self.fixed["log_noise"])
+            self.moved["hyper/log_noise"] = start["log_noise"].detach().to(device, copy=True).requires_grad_()
+
+    @property
+    def hyper(self) -> Hyper:
+        """What the likelihood takes beside the outputs, with the noise as it is now."""
+        return self.fixed | {name.removeprefix("hyper/"): t for name, t in self.moved.items()}
+
+    def log_prior(self) -> Tensor | float:
+        """The log prior density of the noise, [], up to a constant; 0 where none is learned."""
+        return sum((-0.5 * (tensor - self.centre).square().sum() for tensor in self.moved.values()), start=0.0)
