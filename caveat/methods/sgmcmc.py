@@ -218,10 +218,10 @@ class _Sampler:
     def _checkpoint(self) -> None:
         names = ("position", "momentum", "square")
         carry: State = {"chains": {name: self.chains.everyones(getattr(self, name)) for name in names}}
-        self.store.flush()
-        self.run.checkpoint(carry, {"epoch": self.epoch, "taken": self.taken})
+        self.run.checkpoint(carry, {"epoch": self.epoch, "taken": self.taken, "pieces": self.store.flush()})
 
     def _resume(self, carry: State, note: dict[str, Any]) -> None:
+        self.store.take_up(note.get("pieces"))
         self.epoch, self.taken = note["epoch"], note["taken"]
         for name, value in carry["chains"].items():
             setattr(self, name, value[self.chains.mine].to(self.chains.network.device))

@@ -3,8 +3,10 @@
 Memory then does not grow with the number of draws, and a checkpoint refers only to draws that are on disk already.
 """
 
+import hashlib
 import os
 import sys
+from typing import Any
 
 import torch
 from numpy.lib.format import open_memmap
@@ -45,6 +47,9 @@ class DrawStore:
             name: self._array(f"params-{i}", (*size, *shape), dtype) for i, (name, shape) in enumerate(shapes.items())
         }
         self.stats: Params = {name: self._array(f"stats-{name}", size, kind) for name, kind in stats.items()}
+        self._pieces: list[dict[str, Any]] = []  # of the draws that checkpoints refer to: which, and their digest
+        self._since, self._digest = 0, hashlib.sha256()  # of the draws that were written since
+        self._next = 0
 
     def _array(self, file: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.run.folder is None:
@@ -64,11 +69,34 @@ class DrawStore:
             raise CorruptFile(f"{path} is not the file that was begun: delete {self.run.folder}")
         return array
 
-    def flush(self) -> None:
-        """Make sure that all draws are on disk, before a checkpoint refers to them."""
+    def flush(self) -> list[dict[str, Any]]:
+        """Make sure that all draws are on disk before a checkpoint refers to them; what it keeps to know them by."""
         for path in self.run.folder.glob("*.npy") if self.run.folder is not None and self.run.ranks.first else ():
             with path.open("rb") as file_itself:
                 os.fsync(file_itself.fileno())
+        if self._next > self._since:
+            piece = {"first": self._since, "next": self._next, "digest": self._digest.hexdigest()}
+            self._pieces.append(piece)
+            self._since, self._digest = self._next, hashlib.sha256()
+        return self._pieces
+
+    def take_up(self, pieces: list[dict[str, Any]] | None) -> None:
+        """Go on after the draws that a checkpoint refers to, once they are known to be as they were written.
+
+        Checkpoints of before draws had digests come with None: their draws are taken as they are.
+        """
+        for piece in (pieces or []) if self.run.ranks.first else []:
+            digest = hashlib.sha256()
+            for draw in range(piece["first"], piece["next"]):
+                for array in (*self.params.values(), *self.stats.values()):
+                    digest.update(array[:, draw].contiguous().numpy().tobytes())
+            if digest.hexdigest() != piece["digest"]:
+                raise CorruptFile(
+                    f"draws {piece['first']} to {piece['next'] - 1} in {self.run.folder} are not as they were written "
+                    "(a file that was cut or edited, or a broken disk): delete that folder, and the chains begin again"
+                )
+        self._pieces = list(pieces or [])
+        self._since = self._next = self._pieces[-1]["next"] if self._pieces else 0
 
     def write(self, draw: int, weights: Tensor, stats: Params) -> None:
         """Write one draw of every chain: its flat weights [chains, P] and statistics [chains]."""
@@ -78,6 +106,10 @@ class DrawStore:
             self.params[name][:, draw] = value
         for name, value in stats.items():
             self.stats[name][:, draw] = value.cpu()
+        if self.run.folder is not None:
+            for array in (*self.params.values(), *self.stats.values()):
+                self._digest.update(array[:, draw].contiguous().numpy().tobytes())
+            self._next = draw + 1
 
     def state(self, hyper: Hyper) -> ChainState:
         """All that was written, with what the likelihood takes beside each draw."""

@@ -317,11 +317,11 @@ class HamiltonianSampler:
         }
         numbers = {n: getattr(self, n) for n in ("iteration", "divergences", "hopeless")}
         numbers |= {"adaptation": asdict(self.adaptation), "count": 0 if moments is None else moments.count}
-        self.store.flush()
-        self.run.checkpoint(carry, numbers)
+        self.run.checkpoint(carry, numbers | {"pieces": self.store.flush()})
 
     def _resume(self, carry: State, note: dict[str, Any]) -> None:
         device = self.chains.network.device
+        self.store.take_up(note.get("pieces"))
         self.adaptation = DualAveraging(**note["adaptation"])
         self.iteration, self.divergences, self.hopeless = (note[n] for n in ("iteration", "divergences", "hopeless"))
         if carry["spread"]:
