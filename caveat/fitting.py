@@ -19,7 +19,7 @@ from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
-from caveat.storage import State, describe, digest_of, stored_bytes
+from caveat.storage import State, digest_of, settings_digest, stored_bytes
 from caveat.task import Task
 
 __all__ = ["fit"]
@@ -73,7 +73,7 @@ def fit(
         partial = target.with_name(f"{target.name}.partial")
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
-        identity = {"method": type(method).__name__, "knobs": describe(method), "seed": seed}
+        identity = {"method": type(method).__name__, "knobs": settings_digest(method), "seed": seed}
         identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
     label = type(method).__name__
     run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
@@ -135,7 +135,7 @@ def _start_identity(task: Task, method: Method, start: Method | Posterior | None
         return digest_of({"fixed": task.network.fixed()})
     if start is None:
         return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
-    return digest_of(start.state) if isinstance(start, Posterior) else describe(start)
+    return digest_of(start.state) if isinstance(start, Posterior) else settings_digest(start)
 
 
 def _start(task: Task, method: Method, start: Method | Posterior | None, run: Run) -> tuple[Task, State]:

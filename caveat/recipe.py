@@ -25,7 +25,7 @@ from caveat.rows import Rows
 from caveat.storage import read_json
 from caveat.task import Augment, Task
 
-__all__ = ["Inputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
+__all__ = ["PreparedInputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
 
 _LIKELIHOODS: dict[str, Likelihood] = {
     "categorical": Categorical(),
@@ -98,7 +98,7 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
     if names_function(content["model"]):  # those of the package are where they were
-        lists["model"] = model or _found(folder, content["model"])
+        lists["model"] = model or _model_reference(folder, content["model"])
     recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
@@ -132,14 +132,14 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     )
 
 
-class Inputs(NamedTuple):
+class PreparedInputs(NamedTuple):
     """Rows to predict, and their files where each has one of its own."""
 
     rows: Rows
     files: tuple[str, ...]
 
 
-def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inputs:
+def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> PreparedInputs:
     """Inputs to predict, prepared as the posterior's data were; of a named data set the test rows."""
     name = source or recipe.data
     path = own_path(name)
@@ -157,7 +157,7 @@ def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inpu
         row = int((~finite).nonzero()[0])
         where = files[row] if files else f"row {row + 1}"
         raise ValueError(f"{name}: {where} has missing or infinite values; remove it")
-    return Inputs(Rows(TensorDataset(x), needs_targets=False), files)
+    return PreparedInputs(Rows(TensorDataset(x), needs_targets=False), files)
 
 
 def _prepared_alike(recipe: Recipe, data: DataSet) -> bool:
@@ -214,7 +214,7 @@ def _whole_path(source: str) -> str:
     return source
 
 
-def _found(folder: Path, model: str) -> str:
+def _model_reference(folder: Path, model: str) -> str:
     """The stored model; where its file is gone, the file of that name in the current folder."""
     path, function = model.rsplit(":", 1)
     here = Path(path).name

@@ -29,12 +29,12 @@ __all__ = [
     "CorruptFile",
     "State",
     "decode",
-    "describe",
     "digest_of",
     "encode",
     "new_folder",
     "read_json",
     "read_state",
+    "settings_digest",
     "stored_bytes",
     "write_arrays",
     "write_json",
@@ -231,7 +231,7 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     )
 
 
-def describe(value: Any) -> str:
+def settings_digest(value: Any) -> str:
     """A digest of a dataclass with its settings, tensors included; the name of one that cannot be saved."""
     found: dict[str, Tensor] = {}
     try:

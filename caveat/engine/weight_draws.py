@@ -14,16 +14,16 @@ from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import State
 
-__all__ = ["PIECE_ROWS", "DrawPredictor", "Draws", "forward_in_pieces", "outputs_of_draws", "pick"]
+__all__ = ["PIECE_ROWS", "DrawFunction", "DrawPredictor", "forward_in_pieces", "outputs_of_draws", "pick"]
 
 PIECE_ROWS = 512  # rows that go through the module at once
-Draws = Callable[[State, Network, int, torch.Generator], Iterator[Params]]  # a method's `draws`
+DrawFunction = Callable[[State, Network, int, torch.Generator], Iterator[Params]]  # a method's `draws`
 
 
 class DrawPredictor:
     """Predicts with weight draws, each sent through a replica of the network's module."""
 
-    def __init__(self, draws: Draws, state: State, network: Network) -> None:
+    def __init__(self, draws: DrawFunction, state: State, network: Network) -> None:
         self._draws, self._state = draws, state
         self._networks = Replicas(network.replica)
 

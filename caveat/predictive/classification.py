@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.protocol import Kind, log_mean_exp, row_numbers, shaped, summary
+from caveat.predictive.protocol import Kind, log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive"]
 
@@ -21,7 +21,7 @@ class CategoricalPredictive:
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
-        return summary(self)
+        return prediction_line(self)
 
     @property
     def samples(self) -> Tensor:
@@ -95,7 +95,7 @@ class BernoulliPredictive:
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
-        return summary(self)
+        return prediction_line(self)
 
     @cached_property
     def _both(self) -> CategoricalPredictive:

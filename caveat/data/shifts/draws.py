@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Corruptions", "Draws"]
+__all__ = ["Corruptions", "RowDraws"]
 
 
-class Draws:
+class RowDraws:
     """Numbers for rows known by their content [N, ...], one generator a row: `[N, *shape]` in float32."""
 
     def __init__(self, content: Tensor, seed: int, name: str) -> None:
@@ -63,4 +63,4 @@ class Draws:
         return torch.from_numpy(out)
 
 
-Corruptions = dict[Callable[[Tensor, Any, Draws], Tensor], tuple[Any, ...]]  # functions, and constants by severity
+Corruptions = dict[Callable[[Tensor, Any, RowDraws], Tensor], tuple[Any, ...]]  # functions, and constants by severity

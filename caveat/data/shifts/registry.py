@@ -23,7 +23,7 @@ from caveat.data.dataset import Array, DataSet
 from caveat.data.shifts import rows as of_rows
 from caveat.data.shifts.blur import BLUR
 from caveat.data.shifts.digital import DIGITAL
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 from caveat.data.shifts.geometry import rotation, translation
 from caveat.data.shifts.noise import NOISE
 from caveat.data.shifts.operators import CLOSE, cut_bytes
@@ -45,7 +45,7 @@ class Shift:
     group: Group
     severities: tuple[float, ...]
     unit: str  # of the severity
-    change: Callable[[Tensor, Any, Draws], Tensor]
+    change: Callable[[Tensor, Any, RowDraws], Tensor]
     lowest: float | None = None  # any severity from here on will do; without it only the listed ones
 
     def check(self, severity: float) -> None:
@@ -57,7 +57,7 @@ class Shift:
 
 def _suite(group: Group, corruptions: Corruptions) -> dict[str, Shift]:
     def at(
-        change: Callable[..., Tensor], constants: tuple[Any, ...], x: Tensor, severity: float, draws: Draws
+        change: Callable[..., Tensor], constants: tuple[Any, ...], x: Tensor, severity: float, draws: RowDraws
     ) -> Tensor:
         return change(x, constants[int(severity) - 1], draws)
 
@@ -135,7 +135,7 @@ def _change_images(x: Tensor, found: Shift, severity: float, seed: int) -> Tenso
             part.cpu().float() / 255 if part.dtype == torch.uint8 else part.cpu().float().clamp(0, 1)
         ).contiguous()
         content = (pixels * 255).round().to(torch.uint8)
-        changed = found.change(pixels, severity, Draws(content, seed, found.name)).clamp(0, 1)
+        changed = found.change(pixels, severity, RowDraws(content, seed, found.name)).clamp(0, 1)
         # bytes are cut and not rounded, as in the published sets
         into.copy_((cut_bytes(changed) * 255).round() if part.dtype == torch.uint8 else changed)
     out = out.squeeze(1) if axis is None else out.movedim(1, axis)
@@ -163,7 +163,7 @@ def _change_rows(x: Tensor, found: Shift, severity: float, seed: int) -> Tensor:
     if x.ndim != 2 or not x.is_floating_point():
         raise ValueError(f"{found.name} takes rows of floats [N, D], not {x.dtype} {tuple(x.shape)}")
     rows = x.cpu().float()
-    return found.change(rows, severity, Draws(rows, seed, found.name)).to(x.device, x.dtype)
+    return found.change(rows, severity, RowDraws(rows, seed, found.name)).to(x.device, x.dtype)
 
 
 def shifted(

@@ -31,7 +31,7 @@ from caveat.engine.laplace.laplace_steps import (
 )
 from caveat.engine.laplace.memory import Structure
 from caveat.engine.laplace.prior_precision import tuned_gaussian
-from caveat.engine.laplace.selection import SubnetworkScore, select
+from caveat.engine.laplace.selection import SubnetworkScore, select_weights
 from caveat.engine.laplace.sweep import Sweep
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "check_laplace",
     "flat_prior",
     "point_of",
-    "select",
+    "select_weights",
     "structure_treatment",
     "sweep_at",
     "tuned_gaussian",

@@ -4,9 +4,9 @@
     LowRankGaussian   P = diag(prior) + rows^T rows, by Woodbury's identity   m n numbers, m rows
     LayerGaussian     no covariance between parts (`layer_gaussians.py`)
 
-Each says the covariance of J delta for the Jacobian of a forward pass (`Here`), draws delta, shifts outputs by J delta,
-and gives its log determinant and the marginal variances. A curvature makes the Gaussian of any prior; its `path` serves
-every multiple of one prior with the work of a single decomposition.
+For the Jacobian J of a forward pass (`RowPass`) each Gaussian gives the covariance of J delta, draws of delta, the
+shifts J delta that draws make to the outputs, its log determinant and its marginal variances. A curvature makes the
+Gaussian of any prior; its `path` serves every multiple of one prior with the work of a single decomposition.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from caveat.engine.row_gradients import Here, Jacobian
+from caveat.engine.row_gradients import Jacobian, RowPass
 from caveat.network import Params
 from caveat.randomness import normals
 
@@ -45,13 +45,13 @@ class WeightGaussian(Protocol):
     def prior(self) -> Tensor:
         """Prior precisions, [n]."""
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
         """Covariance of J delta: of each row's D outputs [B, D, D], or of all rows together [B D, B D]."""
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """Draws, [count, n], in coordinates of the Gaussian's own."""
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta for each draw, [count, B, D]."""
 
     def weights(self, deltas: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class PrecisionPath(Protocol):
     def lowest(self) -> float:
         """The least scale at which the precision is positive definite beyond rounding."""
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
         """Covariance of each row's outputs for each scale, [K, B, D, D]."""
 
     def log_det(self, scale: float) -> float:
@@ -122,13 +122,13 @@ class DenseGaussian:
         solved = torch.linalg.solve_triangular(self.cholesky.to(flat.dtype), flat.T, upper=False).T
         return solved.reshape(j.shape)
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
         """J P^-1 J^T from half of it."""
-        more_rows_than_weights = here.outputs.numel() > len(self.prior)
-        if more_rows_than_weights and here.features() is not None:  # the inverse is less work than solving for J
-            half = here.times(self._inverse)
+        more_rows_than_weights = row_pass.outputs.numel() > len(self.prior)
+        if more_rows_than_weights and row_pass.features() is not None:  # the inverse is less work than solving for J
+            half = row_pass.times(self._inverse)
         else:
-            half = self._whitened(here.rows())
+            half = self._whitened(row_pass.rows())
         half = half.flatten(0, 1) if joint else half
         return half @ half.mT
 
@@ -143,9 +143,9 @@ class DenseGaussian:
         z = normals((len(self.prior), count), rng, self.cholesky)
         return torch.linalg.solve_triangular(self.cholesky.mT, z, upper=True).T
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta."""
-        return torch.movedim(here.times(deltas.T), -1, 0)
+        return torch.movedim(row_pass.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """They are weights."""
@@ -210,8 +210,8 @@ class _Spectrum:
     def rows_at_once(self, jacobian: Jacobian) -> int:
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        rotated = here.times(self.vectors)
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
+        rotated = row_pass.times(self.vectors)
         values = self.values.to(rotated.dtype)
         return torch.stack([(rotated / (values + scale)) @ rotated.mT for scale in scales])
 
@@ -234,9 +234,9 @@ class LowRankGaussian:
         """As the columns of all outputs fit."""
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
         """J D^-1 J^T - (J D^-1 rows^T) K^-1 (rows D^-1 J^T)."""
-        j = here.rows()
+        j = row_pass.rows()
         if self.rows.numel() + j.numel() < 2**26:
             j = j.double()  # two large terms nearly cancel where the data say much
         j = j.flatten(0, 1) if joint else j
@@ -244,7 +244,7 @@ class LowRankGaussian:
         part = (scaled @ self.rows.to(j.dtype).T).flatten(0, -2)  # [..., m]
         solved = torch.linalg.solve_triangular(self.cholesky.to(j.dtype), part.T, upper=False).T
         half = solved.reshape(*j.shape[:-1], -1)
-        return (scaled @ j.mT - half @ half.mT).to(here.outputs.dtype)
+        return (scaled @ j.mT - half @ half.mT).to(row_pass.outputs.dtype)
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """As u - D^-1 rows^T K^-1 (rows u + e) with u ~ N(0, D^-1), e standard normal: conditioning a prior draw."""
@@ -254,9 +254,9 @@ class LowRankGaussian:
         solved = torch.cholesky_solve(target, self.cholesky).T.to(self.rows.dtype)
         return u - (solved @ self.rows) / self.prior.to(self.rows.dtype)
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta."""
-        return torch.movedim(here.times(deltas.T), -1, 0)
+        return torch.movedim(row_pass.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """They are weights."""
@@ -334,13 +334,13 @@ class _DualSpectrum:
     def rows_at_once(self, jacobian: Jacobian) -> int:
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        j = here.rows().to(self.values.dtype)  # two large terms nearly cancel where the data say much
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
+        j = row_pass.rows().to(self.values.dtype)  # two large terms nearly cancel where the data say much
         scaled = j / self.prior.to(j)
         rotated = scaled @ self.rows.to(j.dtype).T @ self.vectors
         before = scaled @ j.mT
         found = [(before - (rotated / (self.values + scale)) @ rotated.mT) / scale for scale in scales]
-        return torch.stack(found).to(here.outputs.dtype)
+        return torch.stack(found).to(row_pass.outputs.dtype)
 
     def log_det(self, scale: float) -> float:
         prior = float((scale * self.prior.double()).log().sum())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
-from caveat.engine.row_gradients import Here, Jacobian, Product
+from caveat.engine.row_gradients import Jacobian, ProductUse, RowPass
 from caveat.engine.working_memory import working_numbers
 from caveat.network import Params
 from caveat.randomness import normals
@@ -30,9 +30,9 @@ class DiagonalPart:
         """Curvature of each coordinate."""
         return self.ggn
 
-    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J of this parameter, [b, D, p]."""
-        yield from here.jacobian_blocks(names)
+        yield from row_pass.jacobian_blocks(names)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates are weights."""
@@ -101,14 +101,14 @@ class RotatedPart:
         """Curvature of each coordinate, flat."""
         return torch.outer(self.out_values, self.in_values).flatten()
 
-    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
-        places = here.factored(names[0])
-        gradients = here.output_gradients()
+        places = row_pass.factored(names[0])
+        gradients = row_pass.output_gradients()
         size = len(self.in_values) * len(self.out_values) * max(len(gradients), 1)
-        step = max(1, working_numbers(here.outputs) // size)
-        for start in range(0, len(here.outputs) if places else 0, step):
-            rows = slice(start, min(start + step, len(here.outputs)))
+        step = max(1, working_numbers(row_pass.outputs) // size)
+        for start in range(0, len(row_pass.outputs) if places else 0, step):
+            rows = slice(start, min(start + step, len(row_pass.outputs)))
             found: list[Tensor] = []
             for use, point in places:
                 a, _ = factors(use, gradients[0][point], rows, self.has_bias)  # [n, I, T]
@@ -139,7 +139,7 @@ class RotatedPart:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "has_bias"}
 
 
-def factors(use: Product, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
+def factors(use: ProductUse, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
     """What a layer's weight multiplies [n, I, T] and the gradient at its outputs [n, O, T], for some rows."""
     arranged = use.arranged(g)
     m = len(arranged) // use.rows
@@ -183,36 +183,36 @@ class LayerGaussian:
                 prior = prior[:1]  # one for all: a rotation mixes its weights
             yield names, part, values + scale * prior
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
         """Summed over parts."""
         if not joint:
-            d = here.outputs[0].numel() if len(here.outputs) else 0
-            found = here.outputs.new_zeros(len(here.outputs), d, d)
+            d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
+            found = row_pass.outputs.new_zeros(len(row_pass.outputs), d, d)
             for names, part, precision in self.precisions():
                 root = precision.rsqrt().to(found.dtype)
-                for rows, block in part.pieces(here, names):
+                for rows, block in part.pieces(row_pass, names):
                     half = block.to(found.dtype) * root
                     found[rows] += half @ half.mT
             return found
-        total = here.outputs.new_zeros(here.outputs.numel(), here.outputs.numel())
+        total = row_pass.outputs.new_zeros(row_pass.outputs.numel(), row_pass.outputs.numel())
         for names, part, precision in self.precisions():
-            blocks = [block for _, block in part.pieces(here, names)]
+            blocks = [block for _, block in part.pieces(row_pass, names)]
             if blocks:  # none where a weight does not act
                 whole = torch.cat(blocks).flatten(0, 1).to(total.dtype)
                 total += (whole / precision) @ whole.T
         return total
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
         """For several multiples of the prior from one pass."""
-        d = here.outputs[0].numel() if len(here.outputs) else 0
-        i, j = torch.triu_indices(d, d, device=here.outputs.device)
-        found = here.outputs.new_zeros(len(here.outputs), len(i), len(scales))
+        d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
+        i, j = torch.triu_indices(d, d, device=row_pass.outputs.device)
+        found = row_pass.outputs.new_zeros(len(row_pass.outputs), len(i), len(scales))
         for names, part, _ in self.precisions():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
             prior = prior[:1] if isinstance(part, RotatedPart) else prior
             inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(found.dtype)  # [p, K]
-            for rows, block in part.pieces(here, names):
+            for rows, block in part.pieces(row_pass, names):
                 # Products of two outputs' gradients once, a piece of the weights at a time; then all scales at once.
                 step = max(1, working_numbers(found) // max(len(block) * len(i), 1))
                 for start in range(0, len(values), step):
@@ -229,16 +229,16 @@ class LayerGaussian:
             [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
         )  # in the order of the parts
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta, part by part."""
-        d = here.outputs[0].numel() if len(here.outputs) else 0
-        total = deltas.new_zeros(len(here.outputs), d, len(deltas))
+        d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
+        total = deltas.new_zeros(len(row_pass.outputs), d, len(deltas))
         before = 0
         for names, part in self.parts.items():
             size = sum(self.places[name].stop - self.places[name].start for name in names)
             own = deltas[:, before : before + size].T
             before += size
-            for rows, block in part.pieces(here, names):
+            for rows, block in part.pieces(row_pass, names):
                 total[rows] += block.to(own.dtype) @ own
         return total.movedim(2, 0)
 

@@ -30,7 +30,7 @@ from caveat.network import Params
 from caveat.randomness import seeded
 from caveat.task import Task
 
-__all__ = ["Selection", "SubnetworkScore", "gaussian_wasserstein", "select"]
+__all__ = ["Selection", "SubnetworkScore", "gaussian_wasserstein", "select_weights"]
 
 SubnetworkScore = Literal[
     "energy", "gradient", "variance", "sampled", "sampled_energy", "swag", "obd", "magnitude", "random"
@@ -51,7 +51,7 @@ class Selection:
     report: dict[str, Any]
 
 
-def select(
+def select_weights(
     task: Task,
     sweep: Sweep,
     count: int,

@@ -25,7 +25,7 @@ from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, factors
 from caveat.engine.laplace.memory import GRAM_ROWS, Structure, uses_rows
-from caveat.engine.row_gradients import Elementwise, Here, Jacobian, Plans, Product, evenly, one_hot
+from caveat.engine.row_gradients import ElementwiseUse, Jacobian, Plans, ProductUse, RowPass, evenly, one_hot
 from caveat.engine.run import Run
 from caveat.engine.working_memory import working_numbers
 from caveat.likelihoods import Hyper
@@ -59,9 +59,9 @@ class Sweep:
         x, _ = next(iter(self.rows.batches([first], self.network.device)))
         return Jacobian(self.network, self.params, x, index, bfloat16=self.bfloat16, plans=self.plans)
 
-    def cotangents(self, here: Here, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+    def cotangents(self, row_pass: RowPass, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
         """Columns of R for all rows at once, in the outputs' layout."""
-        likelihood, outputs = self.network.likelihood, here.outputs
+        likelihood, outputs = self.network.likelihood, row_pass.outputs
         if self.fisher == "mc":
             yield likelihood.sample_noise(outputs, y, self.hyper, rng)
             return
@@ -141,14 +141,14 @@ class Sweep:
         # Of a last layer's rows not only gradients are held, but [D, D] too, which may be more than [n].
         columns = rank if jacobian.order is None else max(rank, -(-(jacobian.plan.outputs**2) // n))
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            phi = here.features()
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            phi = row_pass.features()
             if phi is not None:
-                r = torch.stack(list(self.cotangents(here, y, rng)), 1).to(gram.total.dtype)  # [B, rank, D]
+                r = torch.stack(list(self.cotangents(row_pass, y, rng)), 1).to(gram.total.dtype)  # [B, rank, D]
                 gram.add_outer(r.mT @ r, phi)
                 return
-            for v in self.cotangents(here, y, rng):
-                gram.add(here.columns(v))
+            for v in self.cotangents(row_pass, y, rng):
+                gram.add(row_pass.columns(v))
 
         totals, size = {"ggn": gram.total}, jacobian.rows_at_once(columns)
         log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size, gram.flush)
@@ -160,10 +160,10 @@ class Sweep:
         offset = int(self.run.ranks.part(torch.arange(len(self.rows)))[:1].sum()) * rank
         filled = self._zeros(1, dtype=torch.long)
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for v in self.cotangents(here, y, rng):
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(row_pass, y, rng):
                 start = offset + int(filled)
-                total[start : start + len(y)] = here.columns(v).to(total.dtype)
+                total[start : start + len(y)] = row_pass.columns(v).to(total.dtype)
                 filled.add_(len(y))
 
         totals, size = {"rows": total, "filled": filled}, jacobian.rows_at_once(rank)
@@ -174,9 +174,9 @@ class Sweep:
         jacobian = self.jacobian()
         totals = {name: torch.zeros_like(self.params[name]) for name in self.network.names}
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for v in self.cotangents(here, y, rng):
-                _add_to(totals, here.squares(v))
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(row_pass, y, rng):
+                _add_to(totals, row_pass.squares(v))
 
         log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
         return totals, log_likelihood
@@ -187,17 +187,17 @@ class Sweep:
         kinds = ("ggn", "energy")
         totals = {f"{k}/{n}": torch.zeros_like(self.params[n]) for k in kinds for n in self.network.names}
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
             if exact:
-                noise, plain = self.cotangents(here, y, rng), one_hot(here.outputs)
+                noise, plain = self.cotangents(row_pass, y, rng), one_hot(row_pass.outputs)
             else:
-                outputs = here.outputs
+                outputs = row_pass.outputs
                 signs = torch.randint(0, 2, outputs.shape, generator=rng).to(outputs) * 2 - 1
                 noise = iter([self.network.likelihood.sample_noise(outputs, y, self.hyper, rng)])
                 plain = iter([signs])
             for kind, cotangents in (("ggn", noise), ("energy", plain)):
                 for v in cotangents:
-                    _add_to(totals, {f"{kind}/{name}": value for name, value in here.squares(v).items()})
+                    _add_to(totals, {f"{kind}/{name}": value for name, value in row_pass.squares(v).items()})
 
         cost = self.rank() + jacobian.plan.outputs if exact else 2
         self._sweep("selection", jacobian, totals, add, cost, jacobian.rows_at_once())
@@ -222,11 +222,11 @@ class Sweep:
             totals |= {f"{weight}|A": self._zeros(i, i), f"{weight}|G": self._zeros(o, o)}
             totals[f"{weight}|count"] = self._zeros()
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for number, v in enumerate(self.cotangents(here, y, rng)):
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for number, v in enumerate(self.cotangents(row_pass, y, rng)):
                 if rest:
-                    _add_to(totals, here.squares(v, rest))
-                _add_factors(here, here.gradients(v), layers, totals, with_inputs=number == 0)
+                    _add_to(totals, row_pass.squares(v, rest))
+                _add_factors(row_pass, row_pass.gradients(v), layers, totals, with_inputs=number == 0)
 
         log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
         parts = {(name,): DiagonalPart(totals[name].flatten()) for name in rest}
@@ -240,9 +240,9 @@ class Sweep:
         jacobian, rank = self.jacobian(), self.rank()
         total = torch.zeros_like(vectors)
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for v in self.cotangents(here, y, rng):
-                f = here.columns(v).to(vectors.dtype)  # [B, n]
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(row_pass, y, rng):
+                f = row_pass.columns(v).to(vectors.dtype)  # [B, n]
                 total.addmm_((f @ vectors.T).T, f)
 
         log_likelihood = self._sweep(label, jacobian, {"products": total}, add, rank, jacobian.rows_at_once(rank))
@@ -295,7 +295,7 @@ class Sweep:
         label: str,
         jacobian: Jacobian,
         totals: Params,
-        add: Callable[[Here, Tensor, torch.Generator], None],
+        add: Callable[[RowPass, Tensor, torch.Generator], None],
         cotangents: int,
         size: int,
         flush: Callable[[], None] = lambda: None,
@@ -323,10 +323,10 @@ class Sweep:
                 if not flops:
                     flops = self._forward_flops(x)
                 rng = torch.Generator().manual_seed(part.seed + int(piece[0]))
-                here = jacobian.at(x)
-                totals["log_likelihood"] += self.network.likelihood.log_prob(here.outputs, y, self.hyper).sum()
-                add(here, y, rng)
-                del here  # before the next pass is made: two would be held at once
+                row_pass = jacobian.at(x)
+                totals["log_likelihood"] += self.network.likelihood.log_prob(row_pass.outputs, y, self.hyper).sum()
+                add(row_pass, y, rng)
+                del row_pass  # before the next pass is made: two would be held at once
                 done += len(y)
                 bar.update(len(y))
                 if ranks.size == 1 and part.checkpoint_due():
@@ -346,29 +346,29 @@ def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyp
     return math.prod(shape[1:-2]) * shape[-1]
 
 
-def kronecker_layers(here: Here) -> list[tuple[str, ...]]:
+def kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
     """Weights, each with the bias of the same layer, that a Kronecker product can stand for."""
     found = []
-    by_name = here.by_name()
-    for name, uses in here.products().items():
+    by_name = row_pass.by_name()
+    for name, uses in row_pass.products().items():
         if any(use.groups > 1 or use.outputs != len(use.weight) for use, _ in uses):
             continue
         points = {point for _, point in uses}
         biases = [
             other
             for other, places in by_name.items()
-            if {point for _, point in places} == points and all(isinstance(use, Elementwise) for use, _ in places)
+            if {point for _, point in places} == points and all(isinstance(use, ElementwiseUse) for use, _ in places)
         ]
         found.append((name, *biases))
     return found
 
 
 def _add_factors(
-    here: Here, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
+    row_pass: RowPass, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
 ) -> None:
     for name, *bias in layers:
-        for use, point in here.factored(name):
-            step = max(1, working_numbers(here.outputs) // _numbers(use, gradients[point]))
+        for use, point in row_pass.factored(name):
+            step = max(1, working_numbers(row_pass.outputs) // _numbers(use, gradients[point]))
             for start in range(0, use.rows, step):
                 rows = slice(start, min(start + step, use.rows))
                 a, g = factors(use, gradients[point], rows, bool(bias), inputs=with_inputs)  # [n, I, T], [n, O, T]
@@ -380,7 +380,7 @@ def _add_factors(
                     totals[f"{name}|count"] += flat.shape[1]
 
 
-def _numbers(use: Product, g: Tensor) -> int:
+def _numbers(use: ProductUse, g: Tensor) -> int:
     """Numbers in one row's patches."""
     return max(1, use.weight[0].numel() * g.numel() // max(use.outputs * use.rows, 1))
 
@@ -393,7 +393,7 @@ def _add_to(totals: Params, found: Params) -> None:
 class _Gram:
     """H += F^T F from pieces of F, a few thousand rows at once, the lower triangle only.
 
-    Weights of a last layer (see `Here.features`) are summed in the order of the outputs they belong to.
+    Weights of a last layer (see `RowPass.features`) are summed in the order of the outputs they belong to.
     """
 
     def __init__(self, total: Tensor, order: Tensor | None) -> None:

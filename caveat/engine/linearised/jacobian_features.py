@@ -151,10 +151,10 @@ class NetworkFeatures:
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
             factor = noise.factor(block)
-            here = jacobian.at(block.x)
+            row_pass = jacobian.at(block.x)
             for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):
                 v = times(factor, unit.expand(1, len(factor), -1))[0]
-                squares = here.squares(v.reshape(here.outputs.shape).contiguous())
+                squares = row_pass.squares(v.reshape(row_pass.outputs.shape).contiguous())
                 total += torch.cat([squares[name].flatten() for name in self.names])
             if counted is not None:
                 counted(int(block.index[-1]) + 1, self.rows)

@@ -40,10 +40,10 @@ from caveat.task import Task
 
 __all__ = [
     "NEGLIGIBLE",
+    "InputRows",
     "Sampler",
     "check_shifts",
     "copies_of_the_weights",
-    "inputs_as_rows",
     "linearise",
     "marginal_variances",
     "normalisations",
@@ -237,7 +237,7 @@ def check_shifts(shifts: Tensor, first: int = 0) -> None:
         raise ValueError(f"the network's derivatives at row {row} hold NaN or infinity: look at that row's inputs")
 
 
-class inputs_as_rows(Rows):  # noqa: N801 - used as a function
+class InputRows(Rows):
     """Inputs of any structure as rows without targets."""
 
     def __init__(self, x: Inputs) -> None:

@@ -8,9 +8,9 @@ and where no rule is known the parameter is copied for each row (`plan_search` d
 convolutions faster on a CPU. Called by the Laplace methods and by the g-prior of sampled Laplace.
 """
 
-from caveat.engine.row_gradients.jacobian import Here, Jacobian, Plans, evenly, one_hot
-from caveat.engine.row_gradients.product_uses import Product
+from caveat.engine.row_gradients.jacobian import Jacobian, Plans, RowPass, evenly, one_hot
+from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.use_tape import Tape
-from caveat.engine.row_gradients.uses import Elementwise
+from caveat.engine.row_gradients.uses import ElementwiseUse
 
-__all__ = ["Elementwise", "Here", "Jacobian", "Plans", "Product", "Tape", "evenly", "one_hot"]
+__all__ = ["ElementwiseUse", "Jacobian", "Plans", "ProductUse", "RowPass", "Tape", "evenly", "one_hot"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
-from caveat.engine.row_gradients.watched_pass import Pass, Plan, watched_pass
+from caveat.engine.row_gradients.watched_pass import Plan, WatchedPass, watched_pass
 from caveat.engine.torch_settings import full_precision, plain_attention
 from caveat.network import Network, Params
 
@@ -28,7 +28,7 @@ def find_plan(network: Network, params: Params, names: tuple[str, ...], x: Input
     """For the parameters named, on a few of these rows."""
     try:
         with full_precision(network.device):
-            return _found(network, _nearby(params, network.names), names, _few_rows(x))
+            return _tried_ways(network, _nearby(params, network.names), names, _few_rows(x))
     except CheckpointError as error:  # what is computed again would be at other parameters
         raise ValueError(
             "the network computes activations again in its backward pass (torch.utils.checkpoint), where the "
@@ -46,7 +46,7 @@ def check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
         )
 
 
-def _found(network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
+def _tried_ways(network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
     """Try the rules, then copies, each against autograd's gradient of the second row alone."""
     rows = count_rows(x)
     alone, v, exact = _second_alone(network, params, names, x)
@@ -97,7 +97,7 @@ def _second_alone(network: Network, params: Params, names: tuple[str, ...], x: I
     return alone.detach(), v, exact
 
 
-def _differing(passed: Pass, params: Params, v: Tensor, exact: Params) -> set[str]:
+def _differing(passed: WatchedPass, params: Params, v: Tensor, exact: Params) -> set[str]:
     """Parameters whose gradient for the second row is not autograd's."""
     found, gradients = {name: torch.zeros_like(params[name]) for name in exact}, passed.gradients(v)
     for use, point in passed.uses:

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from caveat.engine.row_gradients.patches import Window
-from caveat.engine.row_gradients.uses import Chosen, Split, Use
+from caveat.engine.row_gradients.uses import ChosenEntries, Split, Use
 from caveat.engine.working_memory import working_numbers
 
-__all__ = ["Product"]
+__all__ = ["ProductUse"]
 
 # Bytes that could be moved in the time of one multiply-add: what a dense product costs against gathering.
 BYTES_PER_PRODUCT = {"cpu": 0.4, "cuda": 0.08}
 
 
 @dataclass
-class Product(Use):
+class ProductUse(Use):
     """The weight of a linear layer or a convolution (or rows of it, from `first` on)."""
 
     inputs: Tensor  # [N, *positions, I] or [N, I, *image], as the function took them
@@ -76,7 +76,7 @@ class Product(Use):
         """The patches."""
         return self.groups * self.width * (super().on_the_way(g) // self.outputs)
 
-    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
+    def chosen(self, g: Tensor, entries: ChosenEntries) -> Tensor:
         """By gathering channels and patches, or from dense products of the outputs concerned: whichever moves less."""
         g, split = self.positions(g), entries.split(self.width, self.first, self.outputs)
         if split.mine is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from caveat.engine.row_gradients.uses import Axis, Elementwise, Use
+from caveat.engine.row_gradients.uses import Axis, ElementwiseUse, Use
 
 __all__ = ["NotRowsError", "Record"]
 
@@ -88,4 +88,4 @@ class Record:
         name = self.name(parameter)
         if parameter is None or name is None:
             return []
-        return [Elementwise(name, self.rows, axis, parameter, factor, shape, first)]
+        return [ElementwiseUse(name, self.rows, axis, parameter, factor, shape, first)]

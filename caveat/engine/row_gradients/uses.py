@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from caveat.engine.working_memory import working_numbers
 
-__all__ = ["Axis", "Chosen", "Elementwise", "Lookup", "Split", "Use"]
+__all__ = ["Axis", "ChosenEntries", "ElementwiseUse", "LookupUse", "Split", "Use"]
 
 Axis = Literal["first", "second", "folded"]  # where the rows are in a function's tensors; folded is rows x positions
 
@@ -34,14 +34,14 @@ class Use(ABC):
     axis: Axis
 
     @abstractmethod
-    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """Gradients of the chosen entries for each row, [N, s], N rows or more."""
 
     @abstractmethod
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Gradients of the whole parameter for some of the N rows, [n, *parameter]."""
 
-    def columns(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def columns(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """Gradients of the chosen entries for each row of the batch, [B, s]."""
         return _summed(self.chosen(self.arranged(g), entries), self.rows)
 
@@ -63,7 +63,7 @@ class Use(ABC):
 
 
 @dataclass
-class Elementwise(Use):
+class ElementwiseUse(Use):
     """A parameter that multiplies something elementwise, or is added to it."""
 
     parameter: Tensor
@@ -71,7 +71,7 @@ class Elementwise(Use):
     shape: tuple[int, ...]  # of what acts, aligned with the axes of the output after the first
     first: int = 0  # where only entries from here on act
 
-    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """All of them: there are few."""
         return self.dense(g, slice(None)).reshape(len(g), -1)[:, entries.index]
 
@@ -87,7 +87,7 @@ class Elementwise(Use):
 
 
 @dataclass
-class Lookup(Use):
+class LookupUse(Use):
     """The table of an embedding."""
 
     table: Tensor
@@ -101,7 +101,7 @@ class Lookup(Use):
         g = g[part].reshape(len(tokens), tokens.shape[1], -1)
         return tokens, g if self.ignored is None else g * (tokens != self.ignored).unsqueeze(-1)
 
-    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """Sums over the positions that hold each chosen token."""
         tokens, g = self._flat(g, slice(None))
         step = max(1, working_numbers(g) // max(tokens.numel(), 1))
@@ -118,7 +118,7 @@ class Lookup(Use):
         return found.scatter_add_(1, tokens.unsqueeze(-1).expand(-1, -1, self.table.shape[1]), g)
 
 
-class Chosen:
+class ChosenEntries:
     """Entries of a parameter (a flat index), and where they are in a weight: found once for all batches."""
 
     def __init__(self, index: Tensor) -> None:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
-from caveat.engine.row_gradients.product_uses import Product
+from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.use_tape import Tape
-from caveat.engine.row_gradients.uses import Axis, Chosen, Use
+from caveat.engine.row_gradients.uses import Axis, ChosenEntries, Use
 from caveat.engine.row_gradients.winograd import Winograd
 from caveat.engine.torch_settings import plain_attention
 from caveat.network import Network, Params
 
-__all__ = ["Pass", "Plan", "watched_pass"]
+__all__ = ["Plan", "WatchedPass", "watched_pass"]
 
 _FILTERS = threading.Lock()  # of Python's warnings, which are the process's and not a thread's
 
@@ -48,7 +48,7 @@ class Plan:
 
 def watched_pass(
     network: Network, params: Params, x: Inputs, plan: Plan, winograd: Winograd | None = None, bfloat16: bool = False
-) -> "Pass":
+) -> "WatchedPass":
     """One forward pass over these rows; `winograd` is worth its while where many follow at the same parameters."""
     rows = count_rows(x)
     tape = Tape({id(params[name]): name for name in plan.known}, rows, plan.axes)
@@ -65,11 +65,11 @@ def watched_pass(
             results.append(_with_copies(network, params, copies, x, plan.vectorised))
     # Probabilities and Fisher information are too fine for half precision.
     fine = outputs.dtype in (torch.float32, torch.float64)
-    return Pass(tape, outputs.detach() if fine else outputs.detach().float(), results, points, uses)
+    return WatchedPass(tape, outputs.detach() if fine else outputs.detach().float(), results, points, uses)
 
 
 @dataclass(frozen=True)
-class Pass:
+class WatchedPass:
     """What a forward pass leaves behind."""
 
     tape: Tape
@@ -117,7 +117,7 @@ class Pass:
         if result is not self.tape.watched_output or result._version or len(self.points) > 1 or len(uses) > 2:
             return ()  # something comes after it, perhaps in place, or something else is watched too
         weight = uses[0]
-        if not isinstance(weight, Product) or weight.convolution is not None or weight.inputs.ndim != 2:
+        if not isinstance(weight, ProductUse) or weight.convolution is not None or weight.inputs.ndim != 2:
             return ()
         return tuple(use.name for use in uses)
 
@@ -126,7 +126,7 @@ class Pass:
 class _Copies(Use):
     """A parameter with a copy for every row: the gradient at the copies is what is wanted."""
 
-    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
+    def chosen(self, g: Tensor, entries: ChosenEntries) -> Tensor:
         return g.reshape(len(g), -1)[:, entries.index]
 
     def dense(self, g: Tensor, part: slice) -> Tensor:

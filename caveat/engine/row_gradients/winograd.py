@@ -44,7 +44,7 @@ class Winograd(TorchFunctionMode):
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
         self.weights = {id(weight): weight for weight in weights if suits(weight)}  # others may be made anew each time
-        self.kernels: dict[tuple[int, int, int], _Kernel] = {}
+        self.kernels: dict[tuple[int, int, int], _WinogradKernel] = {}
         self.origins: list[_Origin] = []  # of the last few results
 
     def __exit__(self, *raised: Any) -> None:
@@ -86,7 +86,7 @@ class Winograd(TorchFunctionMode):
             return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
         if min(input.shape[2:]) + 2 * pad < 3:
             return None  # torch says what is wrong
-        kernel = self.kernels.setdefault((id(weight), step, pad), _Kernel(weight, step, pad))
+        kernel = self.kernels.setdefault((id(weight), step, pad), _WinogradKernel(weight, step, pad))
         origin = self._origin(input)
         if origin is None or not origin.gated:
             origin = _Origin(input, input)
@@ -144,7 +144,7 @@ class _Origin:
         return self.result._version, self.source._version
 
 
-class _Kernel:
+class _WinogradKernel:
     """A weight [outputs, inputs, 3, 3] with its stride and padding, and its transforms for either direction."""
 
     def __init__(self, weight: Tensor, stride: int, padding: int) -> None:
@@ -199,7 +199,7 @@ def _call(name: str, sizes: list[int], *given: Tensor | None) -> None:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, source: Tensor, origin: _Origin, kernel: _Kernel) -> Tensor:
+    def forward(ctx: Any, source: Tensor, origin: _Origin, kernel: _WinogradKernel) -> Tensor:
         ctx.kernel, ctx.shape = kernel, list(source.shape)
         if origin.gated:
             ctx.save_for_backward(origin.result.detach(), origin.scale)

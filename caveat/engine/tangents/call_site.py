@@ -3,7 +3,7 @@
     y = op(a, b, ...)      push: dy_k = A da_k + B db_k + ...      pull: ga_k = A^T g_k,  gb_k = B^T g_k, ...
 
 A, B are the operation's Jacobians where the forward pass was. Tangents of a tensor [B, ...] are [K, B, ...], those of a
-weight [K, ...]; both come as sums that may wait (`linear_sums`).
+weight [K, ...]; both come as sums that may wait (`lazy_sums`).
 """
 
 from collections.abc import Callable, Sequence

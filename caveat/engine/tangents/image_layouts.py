@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["DEPTH", "ROWS", "Geometry", "Layout", "by_channels", "empty_by_channels"]
+__all__ = ["DEPTH", "ROWS", "Geometry", "TangentLayout", "by_channels", "empty_by_channels"]
 
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation, of each axis
 
 
-class Layout(Protocol):
+class TangentLayout(Protocol):
     """How K tangents lie."""
 
     beside: bool  # whether K are beside each other at each place

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["FUSING", "Terms", "times"]
+__all__ = ["FUSING", "Terms", "times_slope"]
 
 FUSING = ("cuda",)  # devices where additions wait
 
@@ -42,7 +42,7 @@ class Terms:
         return _one_after_the_other(self.terms, slope)
 
 
-def times(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
+def times_slope(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
     """K tensors times one; large ones after each other, since kernels for broadcasting are slow."""
     if slope.numel() < 2**16 or t.shape[1:] != slope.shape or t.device.type != "cpu":
         return torch.mul(t, slope, out=out)
@@ -56,11 +56,11 @@ def times(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
 
 def _one_after_the_other(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
     if len(terms) == 1:
-        return terms[0] if slope is None else times(terms[0], slope)
+        return terms[0] if slope is None else times_slope(terms[0], slope)
     total = terms[0] + terms[1]
     for term in terms[2:]:
         total.add_(term)
-    return total if slope is None else times(total, slope, out=total if slope.dtype == total.dtype else None)
+    return total if slope is None else times_slope(total, slope, out=total if slope.dtype == total.dtype else None)
 
 
 def _of_images(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
@@ -90,10 +90,10 @@ def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: i
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
     name = f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}_{k}_{c}"
     own = types.FunctionType(_sum.__code__.replace(co_name=name), globals())
-    return _Kernel(torch.compile(own, dynamic=False))
+    return _FusedSum(torch.compile(own, dynamic=False))
 
 
-class _Kernel:
+class _FusedSum:
     """A compiled function, or several kernels where it cannot be compiled, which is said."""
 
     def __init__(self, compiled: Callable[..., Tensor]) -> None:

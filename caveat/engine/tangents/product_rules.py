@@ -13,20 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caveat.engine.tangents import image_layouts as linear_images
-from caveat.engine.tangents import lazy_sums as linear_sums
+from caveat.engine.tangents import image_layouts, lazy_sums
 from caveat.engine.tangents.call_site import Site, Tensors, aligned, summed_to
-from caveat.engine.tangents.image_layouts import Geometry, Layout, by_channels, empty_by_channels
+from caveat.engine.tangents.image_layouts import Geometry, TangentLayout, by_channels, empty_by_channels
 from caveat.engine.tangents.lazy_sums import Terms
 
-__all__ = ["Convolution", "MaxPool", "Product"]
+__all__ = ["ConvolutionRule", "MatrixProductRule", "MaxPoolRule"]
 
 ALONE_FROM = 64  # output channels from which a convolution fills a CPU without others beside it
-GPU_LAYOUT: Layout = linear_images.DEPTH  # a fifth faster than rows for ResNet-18 on an H200
+GPU_LAYOUT: TangentLayout = image_layouts.DEPTH  # a fifth faster than rows for ResNet-18 on an H200
 aten = torch.ops.aten
 
 
-class Convolution:
+class ConvolutionRule:
     """Convolution of any dimension, stride, dilation and number of groups, not transposed."""
 
     def __init__(self, site: Site, weight: torch.Size, result: Tensor) -> None:
@@ -36,8 +35,8 @@ class Convolution:
         stride, padding, dilation = (list(site.leaves[3 + n * i : 3 + n * (i + 1)]) for i in range(3))
         self.plain: Geometry = (stride, padding, dilation)
         self.groups: int = site.leaves[-1]
-        self.on_gpu = result.device.type in linear_sums.FUSING
-        self.layout: Layout = GPU_LAYOUT if self.on_gpu and n == 2 else linear_images.ROWS
+        self.on_gpu = result.device.type in lazy_sums.FUSING
+        self.layout: TangentLayout = GPU_LAYOUT if self.on_gpu and n == 2 else image_layouts.ROWS
         self.alone = not self.on_gpu and weight[0] >= ALONE_FROM
         # A kernel of one place reads every stride-th place only. It is given those: oneDNN's gradient of such a weight
         # with fewer than sixteen input channels writes past its memory (its issue 6035).
@@ -137,7 +136,7 @@ class Convolution:
         return found.unflatten(0, (self.groups, len(g), -1)).transpose(0, 1).flatten(1, 2)
 
 
-class Product:
+class MatrixProductRule:
     """a @ b, or c + a @ b."""
 
     def __init__(self, site: Site, shapes: Sequence[torch.Size]) -> None:
@@ -185,7 +184,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPoolRule:
     """The tangent of a maximum is that of the entry that is largest."""
 
     shape: torch.Size  # of the inputs

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from caveat.batches import Inputs, tensors
-from caveat.engine.tangents import lazy_sums as linear_sums
+from caveat.engine.tangents import lazy_sums
 from caveat.engine.tangents.call_site import Rule, Site, floating, is_floating
 from caveat.engine.tangents.image_layouts import by_channels
 from caveat.engine.tangents.lazy_sums import Terms
@@ -81,7 +81,7 @@ class Program:
         places = [node for node in nodes if node.op == "placeholder"]
         self.inputs = places[len(given) :]
         # Convolutions of a GPU want channels last, unless the network looks at how its numbers lie.
-        self.by_channels = network.device.type in linear_sums.FUSING and not any(n.target in _LYING for n in nodes)
+        self.by_channels = network.device.type in lazy_sums.FUSING and not any(n.target in _LYING for n in nodes)
         own = dict(zip(given, places, strict=False))
         self.leaves: list[Wire] = [(own[name], 0) for name in names]
         # Values that no input is part of are made once: the weights, and what becomes of them before they meet one.

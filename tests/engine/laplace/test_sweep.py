@@ -18,7 +18,7 @@ from caveat.engine.laplace import gaussians
 from caveat.engine.laplace import sweep as curvature
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature
 from caveat.engine.laplace.sweep import Sweep
-from caveat.engine.row_gradients import Here, Jacobian
+from caveat.engine.row_gradients import Jacobian, RowPass
 from caveat.engine.run import Run
 from caveat.rows import Rows
 
@@ -360,7 +360,7 @@ def test_a_last_layer_is_summed_from_its_features(
     by_hand, x, y = reference(dense, found)
     monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", numbers)
     monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
-    monkeypatch.delattr(Here, "columns")
+    monkeypatch.delattr(RowPass, "columns")
     ggn = found.full(None).ggn
     assert torch.equal(ggn, ggn.T)
     assert_close(ggn, by_hand.ggn(x, y))
@@ -369,9 +369,9 @@ def test_a_last_layer_is_summed_from_its_features(
 def test_a_last_layer_may_be_summed_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sweep("bias first")
     found = dataclasses.replace(whole, network=whole.network.restricted(["out.bias", "out.weight"]))
-    wanted, features, calls = found.full(None).ggn, Here.features, itertools.count()
+    wanted, features, calls = found.full(None).ggn, RowPass.features, itertools.count()
     monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
-    monkeypatch.setattr(Here, "features", lambda self: features(self) if next(calls) % 2 else None)
+    monkeypatch.setattr(RowPass, "features", lambda self: features(self) if next(calls) % 2 else None)
     assert_close(found.full(None).ggn, wanted)
 
 

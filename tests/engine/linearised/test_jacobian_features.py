@@ -12,11 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 import caveat
 from caveat.batches import Inputs
 from caveat.engine.linear_model import LinearModel, RowNoise
-from caveat.engine.linearised import jacobian_features as network_features
+from caveat.engine.linearised import jacobian_features
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
-from caveat.engine.tangents import image_layouts as linear_images
-from caveat.engine.tangents import lazy_sums as linear_sums
-from caveat.engine.tangents import product_rules as linear_products
+from caveat.engine.tangents import image_layouts, lazy_sums, product_rules
 from caveat.engine.torch_settings import full_precision
 from caveat.network import Network
 from caveat.rows import Rows
@@ -261,7 +259,7 @@ def test_products_are_those_of_the_jacobian(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["groups", "one place, strides", "residual"])
 def test_convolutions_one_weight_at_a_time_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_products, "ALONE_FROM", 1)
+    monkeypatch.setattr(product_rules, "ALONE_FROM", 1)
     module, x = CASES[name]()
     assert_products(features_of(module, x), doubled(x))
 
@@ -286,8 +284,8 @@ def test_few_channels_that_are_read_at_every_second_place() -> None:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU does, on a CPU, without compiling."""
-    monkeypatch.setattr(linear_sums, "FUSING", ("cpu",))
-    monkeypatch.setattr(linear_sums, "_fused", lambda *_: linear_sums._sum)
+    monkeypatch.setattr(lazy_sums, "FUSING", ("cpu",))
+    monkeypatch.setattr(lazy_sums, "_fused", lambda *_: lazy_sums._sum)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -297,16 +295,16 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     + [(name, "DEPTH") for name in ("groups", "residual", "pools and norms", "views")],
 )
 def test_products_of_a_gpu_are_those_of_the_jacobian(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_products, "GPU_LAYOUT", getattr(linear_images, layout))
+    monkeypatch.setattr(product_rules, "GPU_LAYOUT", getattr(image_layouts, layout))
     module, x = CASES[name]()
     assert_products(features_of(module, x, block_rows=3), doubled(x))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_on_a_gpu_what_follows_a_convolution_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_products, "GPU_LAYOUT", linear_images.ROWS)  # a CPU's 3-D ones leave channels first
+    monkeypatch.setattr(product_rules, "GPU_LAYOUT", image_layouts.ROWS)  # a CPU's 3-D ones leave channels first
     sums: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(linear_sums, "_fused", lambda *kind: (sums.append(kind), linear_sums._sum)[1])
+    monkeypatch.setattr(lazy_sums, "_fused", lambda *kind: (sums.append(kind), lazy_sums._sum)[1])
     module, x = CASES["residual"]()
     block = next(features_of(module, x).blocks())
     sums.clear()
@@ -319,12 +317,12 @@ def test_on_a_gpu_what_follows_a_convolution_is_one_kernel(monkeypatch: pytest.M
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_numbers_of_vectors_that_solvers_come_to_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(linear_sums, "_fused", lambda *kind: (kinds.append(kind), linear_sums._sum)[1])
+    monkeypatch.setattr(lazy_sums, "_fused", lambda *kind: (kinds.append(kind), lazy_sums._sum)[1])
     slope = torch.randn(2, 4, 4, 3).permute(0, 3, 1, 2)
     for k in (8, 7, 3, 16, 1):
         first, second, shift = (torch.randn(*shape, k, 3) for shape in ((2, 4, 4), (2, 4, 4), (1, 1, 1)))
         terms = [term.permute(3, 0, 4, 1, 2) for term in (first, second, shift)]
-        torch.testing.assert_close(linear_sums.Terms(*terms).times(slope), sum(terms) * slope)
+        torch.testing.assert_close(lazy_sums.Terms(*terms).times(slope), sum(terms) * slope)
     assert [kind[3:] for kind in kinds] == [(8, 3), (None, 3), (None, 3), (16, 3)]
 
 
@@ -335,7 +333,7 @@ def test_without_a_compiler_for_gpus_it_is_said_and_done_without() -> None:
         tried.append(1)
         raise RuntimeError("no compiler\nand so on")
 
-    kernel, terms, slope = linear_sums._Kernel(broken), [torch.ones(2, 3), torch.ones(2, 3)], torch.full((3,), 2.0)
+    kernel, terms, slope = lazy_sums._FusedSum(broken), [torch.ones(2, 3), torch.ones(2, 3)], torch.full((3,), 2.0)
     with pytest.warns(UserWarning, match=r"torch.compile failed \(no compiler\): install triton and a C compiler"):
         assert torch.equal(kernel(terms, slope), torch.full((2, 3), 4.0))
     assert torch.equal(kernel(terms, slope), torch.full((2, 3), 4.0))
@@ -343,7 +341,7 @@ def test_without_a_compiler_for_gpus_it_is_said_and_done_without() -> None:
 
 
 def test_many_vectors_go_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_features, "_CPU_NUMBERS", 32)
+    monkeypatch.setattr(jacobian_features, "_CPU_NUMBERS", 32)
     module, x = CASES["in place"]()
     features = features_of(module, x)
     assert features.at_once < K
@@ -564,10 +562,10 @@ def test_a_network_is_traced_whatever_a_program_has_set_for_tf32() -> None:
 
 def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[int] = []
-    real = network_features.Program
-    monkeypatch.setattr(network_features, "Program", lambda *a: (traced.append(1), real(*a))[1])
+    real = jacobian_features.Program
+    monkeypatch.setattr(jacobian_features, "Program", lambda *a: (traced.append(1), real(*a))[1])
     network, x = network_of(nn.Linear(4, 3)), torch.randn(N, 4).double()
-    params, programs = network.params(), network_features.Programs()
+    params, programs = network.params(), jacobian_features.Programs()
 
     def outputs(params: dict[str, Tensor], count: int) -> Tensor:
         rows = Rows((x[:count], torch.zeros(count, dtype=torch.long)))
@@ -585,6 +583,6 @@ def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: py
     assert len(traced) == 6
     for count in range(3, N + 1):
         outputs(other, count)
-    monkeypatch.setattr(network_features, "_PROGRAMS", 1)
+    monkeypatch.setattr(jacobian_features, "_PROGRAMS", 1)
     outputs(other, N)
     assert len(programs._kept) == 1
