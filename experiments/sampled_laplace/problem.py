@@ -115,7 +115,7 @@ class Exact:
         informative[dropped] = False  # rows with a millionth of the information between them
         some = rows.part(informative.nonzero().flatten())
         sweep = Sweep(network, start.state["params"], {}, some, Run(device=torch.device(problem.device)))
-        self.M = sweep.full(None).ggn.double()
+        self.M = sweep.full(None)[0].ggn.double()
         self.values = torch.linalg.eigvalsh(self.M).clamp_min(0)
         torch.save((self.M, self.values), kept)
 

@@ -23,8 +23,9 @@ from caveat.batches import Inputs, map_tensors
 from caveat.engine.cost import forward_flops
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
+from caveat.engine.laplace.gram_matrix import GramMatrix
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, factors
-from caveat.engine.laplace.memory import GRAM_ROWS, Structure, uses_rows
+from caveat.engine.laplace.memory import Structure, uses_rows
 from caveat.engine.row_gradients import ElementwiseUse, Jacobian, Plans, ProductUse, RowPass, evenly, one_hot
 from caveat.engine.run import Run
 from caveat.engine.working_memory import working_numbers
@@ -36,8 +37,6 @@ from caveat.rows import Rows
 __all__ = ["Fisher", "Sweep", "exact_columns"]
 
 Fisher = Literal["exact", "mc"]
-
-GRAM_BLOCK = 4096  # columns of H that are updated at once
 
 
 @dataclass(frozen=True)
@@ -107,37 +106,20 @@ class Sweep:
 
         A full curvature keeps the rows of F as they are where they are fewer than the weights.
         """
-        if structure in ("kronecker", "diagonal"):
-            return self._layered(structure == "kronecker")
+        if structure == "diagonal":
+            return self.diagonal()
+        if structure == "kronecker":
+            return self.kronecker()
         if structure == "low_rank":
-            return self._low_rank(rank)
+            return self.low_rank(rank)
         n, m = self.network.n_parameters if index is None else len(index), len(self.rows) * self.rank()
-        return self._stacked(index) if uses_rows(n, m, self.network.dtype.itemsize) else self._full(index)
+        return self.stacked(index) if uses_rows(n, m, self.network.dtype.itemsize) else self.full(index)
 
-    def full(self, index: Tensor | None) -> FullCurvature:
-        """The GGN over chosen weights."""
-        return self._full(index)[0]
-
-    def stacked(self, index: Tensor | None) -> StackedCurvature:
-        """All rows of F, for the dual form."""
-        return self._stacked(index)[0]
-
-    def layered(self, kronecker: bool) -> LayerCurvature:
-        """Each parameter's diagonal or, with `kronecker`, a Kronecker product for every linear and convolution."""
-        return self._layered(kronecker)[0]
-
-    def low_rank(self, rank: int) -> StackedCurvature:
-        """The GGN's `rank` largest eigenvalues and their vectors."""
-        return self._low_rank(rank)[0]
-
-    def diagonal(self) -> Params:
-        """The exact diagonal of the GGN."""
-        return self._diagonal()[0]
-
-    def _full(self, index: Tensor | None) -> tuple[FullCurvature, float]:
+    def full(self, index: Tensor | None) -> tuple[FullCurvature, float]:
+        """The GGN matrix over the chosen weights, [n, n], and the log likelihood."""
         jacobian = self.jacobian(index)
         n, rank = jacobian.size, self.rank()
-        gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
+        gram = GramMatrix(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
         # Of a last layer's rows not only gradients are held, but [D, D] too, which may be more than [n].
         columns = rank if jacobian.order is None else max(rank, -(-(jacobian.plan.outputs**2) // n))
 
@@ -154,7 +136,8 @@ class Sweep:
         log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size, gram.flush)
         return FullCurvature(gram.symmetric()), log_likelihood
 
-    def _stacked(self, index: Tensor | None) -> tuple[StackedCurvature, float]:
+    def stacked(self, index: Tensor | None) -> tuple[StackedCurvature, float]:
+        """All rows of F over the chosen weights, [m, n], for the dual form, and the log likelihood."""
         jacobian, rank = self.jacobian(index), self.rank()
         total = self._zeros(len(self.rows) * rank, jacobian.size)
         offset = int(self.run.ranks.part(torch.arange(len(self.rows)))[:1].sum()) * rank
@@ -170,7 +153,8 @@ class Sweep:
         log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size)
         return StackedCurvature(total), log_likelihood
 
-    def _diagonal(self) -> tuple[Params, float]:
+    def diagonal(self) -> tuple[LayerCurvature, float]:
+        """The exact diagonal of the GGN, parameter by parameter, and the log likelihood."""
         jacobian = self.jacobian()
         totals = {name: torch.zeros_like(self.params[name]) for name in self.network.names}
 
@@ -179,7 +163,7 @@ class Sweep:
                 _add_to(totals, row_pass.squares(v))
 
         log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
-        return totals, log_likelihood
+        return self._by_layer(totals, {}), log_likelihood
 
     def scores(self, exact: bool) -> tuple[Params, Params]:
         """The diagonals of the GGN and of sum J^T J, in one pass; from one random cotangent each unless exact."""
@@ -204,16 +188,11 @@ class Sweep:
         ggn, energy = ({n: totals[f"{kind}/{n}"] for n in self.network.names} for kind in kinds)
         return ggn, energy
 
-    def _layered(self, kronecker: bool) -> tuple[LayerCurvature, float]:
-        if not kronecker:
-            diagonal, log_likelihood = self._diagonal()
-            parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {
-                (name,): DiagonalPart(value.flatten()) for name, value in diagonal.items()
-            }
-            return LayerCurvature(parts, flat_places(self.network)), log_likelihood
+    def kronecker(self) -> tuple[LayerCurvature, float]:
+        """A Kronecker product for every linear layer and convolution, a diagonal for all else; the log likelihood."""
         jacobian = self.jacobian()
         x, _ = next(iter(self.rows.batches([torch.arange(min(2, len(self.rows)))], self.network.device)))
-        layers = kronecker_layers(jacobian.at(x))
+        layers = _kronecker_layers(jacobian.at(x))
         covered = {name for layer in layers for name in layer}
         rest = [name for name in self.network.names if name not in covered]
         totals: Params = {name: torch.zeros_like(self.params[name]) for name in rest}
@@ -229,11 +208,18 @@ class Sweep:
                 _add_factors(row_pass, row_pass.gradients(v), layers, totals, with_inputs=number == 0)
 
         log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
-        parts = {(name,): DiagonalPart(totals[name].flatten()) for name in rest}
+        products: dict[tuple[str, ...], KroneckerPart] = {}
         for names in layers:
             a, g, count = (totals[f"{names[0]}|{key}"] for key in ("A", "G", "count"))
-            parts[names] = KroneckerPart(a, g, count, len(names) > 1)
-        return LayerCurvature(parts, flat_places(self.network)), log_likelihood
+            products[names] = KroneckerPart(a, g, count, len(names) > 1)
+        return self._by_layer({name: totals[name] for name in rest}, products), log_likelihood
+
+    def _by_layer(self, diagonals: Params, products: dict[tuple[str, ...], KroneckerPart]) -> LayerCurvature:
+        """A curvature of diagonals for some parameters and Kronecker products for others."""
+        parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {}
+        parts.update({(name,): DiagonalPart(value.flatten()) for name, value in diagonals.items()})
+        parts.update(products)
+        return LayerCurvature(parts, flat_places(self.network))
 
     def _products(self, vectors: Tensor, label: str) -> tuple[Tensor, float]:
         """The GGN of all weights times vectors [K, n], and the log likelihood."""
@@ -248,8 +234,10 @@ class Sweep:
         log_likelihood = self._sweep(label, jacobian, {"products": total}, add, rank, jacobian.rows_at_once(rank))
         return total, log_likelihood
 
-    def _low_rank(self, rank: int, passes: int = 3) -> tuple[StackedCurvature, float]:
-        """By subspace iteration on a few vectors more.
+    def low_rank(self, rank: int, passes: int = 3) -> tuple[StackedCurvature, float]:
+        """The GGN's `rank` largest eigenvalues with their vectors, [rank, n], and the log likelihood.
+
+        They come from subspace iteration on ten vectors more than are wanted.
 
         With Y = GGN Q for orthonormal Q, the last pass is a Nystrom approximation Y (Q^T Y)^-1 Y^T, which is at most
         the GGN and never loses what the iteration has found.
@@ -346,7 +334,7 @@ def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyp
     return math.prod(shape[1:-2]) * shape[-1]
 
 
-def kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
+def _kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
     """Weights, each with the bias of the same layer, that a Kronecker product can stand for."""
     found = []
     by_name = row_pass.by_name()
@@ -388,61 +376,3 @@ def _numbers(use: ProductUse, g: Tensor) -> int:
 def _add_to(totals: Params, found: Params) -> None:
     for name, value in found.items():
         totals[name] += value
-
-
-class _Gram:
-    """H += F^T F from pieces of F, a few thousand rows at once, the lower triangle only.
-
-    Weights of a last layer (see `RowPass.features`) are summed in the order of the outputs they belong to.
-    """
-
-    def __init__(self, total: Tensor, order: Tensor | None) -> None:
-        self.total, self.order = total, order
-        self.waiting: list[Tensor] = []
-
-    def add(self, f: Tensor) -> None:
-        self.waiting.append(f if self.order is None else f[:, self.order.flatten()])
-        if sum(map(len, self.waiting)) >= GRAM_ROWS:
-            self.flush()
-
-    def add_outer(self, fisher: Tensor, phi: Tensor) -> None:
-        """H += sum_n fisher_n x phi_n phi_n^T, Kronecker products of [D, D] and [I, I]: F^T F of a last layer."""
-        phi = phi.to(self.total.dtype)
-        (n, d, _), width = fisher.shape, phi.shape[1]
-        total = self.total.view(d, width, d, width)
-        step = max(1, working_numbers(phi) // (n * d * width))
-        for start in range(0, d, step):
-            stop = min(start + step, d)
-            scaled = fisher[:, start:stop, :stop, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
-            found = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
-            total[start:stop, :, :stop] += found.transpose(0, 1)
-
-    def flush(self) -> None:
-        if not self.waiting:
-            return
-        f = torch.cat(self.waiting)
-        f = f if self.total.dtype == torch.float32 else f.to(self.total.dtype)
-        self.waiting = []
-        n = len(self.total)
-        for start in range(0, n, GRAM_BLOCK):
-            stop = min(start + GRAM_BLOCK, n)
-            target = self.total[start:, start:stop]
-            if f.dtype == target.dtype:
-                target.addmm_(f[:, start:].T, f[:, start:stop])
-            elif f.device.type == "cuda" and f.dtype == torch.bfloat16 and target.dtype == torch.float32:
-                target += torch.mm(f[:, start:].T, f[:, start:stop], out_dtype=target.dtype)
-            else:
-                target.addmm_(f[:, start:].T.to(target.dtype), f[:, start:stop].to(target.dtype))
-
-    def symmetric(self) -> Tensor:
-        """The whole matrix."""
-        n = len(self.total)
-        for start in range(0, n, GRAM_BLOCK):
-            stop = min(start + GRAM_BLOCK, n)
-            square = self.total[start:stop, start:stop]
-            square.copy_(square.tril() + square.tril(-1).T)
-            self.total[start:stop, stop:] = self.total[stop:, start:stop].T
-        if self.order is None:
-            return self.total
-        back = self.order.flatten().argsort()
-        return self.total[back.unsqueeze(1), back]

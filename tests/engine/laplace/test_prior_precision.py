@@ -20,10 +20,10 @@ from caveat.engine.run import Run
 from caveat.rows import Rows
 
 FORMS: dict[str, Callable[[Sweep], Curvature]] = {
-    "full": lambda sweep: sweep.full(None),
-    "rows": lambda sweep: sweep.stacked(None),
-    "diagonal": lambda sweep: sweep.layered(kronecker=False),
-    "kronecker": lambda sweep: sweep.layered(kronecker=True),
+    "full": lambda sweep: sweep.full(None)[0],
+    "rows": lambda sweep: sweep.stacked(None)[0],
+    "diagonal": lambda sweep: sweep.diagonal()[0],
+    "kronecker": lambda sweep: sweep.kronecker()[0],
 }
 EXACT = ["full", "rows"]
 
@@ -65,7 +65,7 @@ def dense_ggn(sweep: Sweep, dense: Any, form: str) -> Tensor:
     ggn = dense(sweep.network, sweep.params, sweep.hyper).ggn(*sweep.rows.everything())
     if form == "kronecker":  # as it is: its own factors have their test
         prior = torch.ones(len(ggn), dtype=torch.float64)
-        unit = sweep.layered(kronecker=True).gaussian(prior)
+        unit = sweep.kronecker()[0].gaussian(prior)
         draws = unit.weights(torch.eye(len(ggn), dtype=torch.float64))  # rows: the basis in which it is diagonal
         return draws.T @ torch.cat([p - 1 for _, _, p in unit.precisions()]).diag() @ draws
     return ggn if form in EXACT else ggn.diagonal().diag()

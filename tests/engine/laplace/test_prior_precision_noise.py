@@ -19,10 +19,10 @@ from caveat.engine.run import Run
 from caveat.rows import Rows
 
 FORMS: dict[str, Callable[[Sweep], Curvature]] = {
-    "full": lambda sweep: sweep.full(None),
-    "rows": lambda sweep: sweep.stacked(None),
-    "diagonal": lambda sweep: sweep.layered(kronecker=False),
-    "kronecker": lambda sweep: sweep.layered(kronecker=True),
+    "full": lambda sweep: sweep.full(None)[0],
+    "rows": lambda sweep: sweep.stacked(None)[0],
+    "diagonal": lambda sweep: sweep.diagonal()[0],
+    "kronecker": lambda sweep: sweep.kronecker()[0],
 }
 
 
