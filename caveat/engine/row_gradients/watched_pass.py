@@ -12,7 +12,6 @@ through `torch.func`, or row by row where torch.func cannot.
 """
 
 import contextlib
-import threading
 import warnings
 from dataclasses import dataclass
 
@@ -24,12 +23,12 @@ from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.use_tape import Tape
 from caveat.engine.row_gradients.uses import Axis, ChosenEntries, Use
 from caveat.engine.row_gradients.winograd import Winograd
-from caveat.engine.torch_settings import plain_attention
+from caveat.engine.torch_settings import plain_attention, process_lock
 from caveat.network import Network, Params
 
 __all__ = ["Plan", "WatchedPass", "watched_pass"]
 
-_FILTERS = threading.Lock()  # of Python's warnings, which are the process's and not a thread's
+_FILTERS = process_lock()  # of Python's warnings, which are the process's and not a thread's
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,23 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, map_tensors, tensors
-from caveat.engine.torch_settings import HeldSetting, differentiable_attention
+from caveat.engine.torch_settings import HeldSetting, differentiable_attention, process_lock
 from caveat.network import Network, Params
 
 __all__ = ["traced"]
 
 
+_TRACING = process_lock()  # torch.fx patches modules of the whole process while it traces
+
+
 def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
-    """The network's operations on tensors, none of them in place."""
+    """The network's operations on tensors, none of them in place; threads trace one after the other."""
+    with _TRACING:
+        return _without_writing_in_place(_traced(network, params, x, float16), [*params.values(), *tensors(x)])
+
+
+def _traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
+    """The operations as the module calls them."""
 
     def call(params: Params, *given: Tensor) -> Tensor:
         parts = iter(given)
@@ -38,7 +47,7 @@ def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.Gra
     precision = torch.autocast(network.device.type, torch.float16) if float16 else contextlib.nullcontext()
     with torch.no_grad(), _layers_noted(network.module), _plain_operations(network.module, network.device), precision:
         try:
-            plain = make_fx(call)(params, *tensors(x))
+            return make_fx(call)(params, *tensors(x))
         except RuntimeError as error:
             if "data-dependent" not in str(error):
                 raise
@@ -46,10 +55,12 @@ def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.Gra
                 "the network cannot be traced, which its linear products need: give it a forward pass without branches "
                 f"that depend on numbers ({str(error).partition(chr(10))[0]})"
             ) from error
-    # What torch puts together from several operations may work in place, whatever the module does: a second time round.
+
+
+def _without_writing_in_place(graph: fx.GraphModule, values: list[Tensor]) -> fx.GraphModule:
+    """The graph traced a second time: what torch puts together from several operations may work in place."""
     with torch.no_grad(), traceback.preserve_node_meta():
-        values = [*params.values(), *tensors(x)]
-        return make_fx(functionalize(lambda *given: fx.Interpreter(plain).run(*given)))(*values)
+        return make_fx(functionalize(lambda *given: fx.Interpreter(graph).run(*given)))(*values)
 
 
 @dataclass(frozen=True)
