@@ -68,3 +68,18 @@ def test_what_inference_mode_loads_can_be_used_there_and_outside(method: Any, tm
     assert torch.equal(found, posterior.predict(x).probs)
     assert torch.equal(loaded.moments(x)[1], posterior.moments(x)[1])
     assert not any(value.is_inference() for value in elsewhere.state["params"].values())
+
+
+@pytest.mark.parametrize("method", [Laplace("full"), Laplace(), caveat.LastLayerLaplace()])
+def test_inputs_that_the_network_cannot_take_change_nothing(method: Any) -> None:
+    task, start = trained("Categorical")
+    x = normal(4, 3, seed=5)
+    wanted = caveat.fit(task, method, start=start, progress=False).predict(x).probs
+    posterior = caveat.fit(task, method, start=start, progress=False)
+    for _ in range(2):  # before the first prediction, and between two
+        for malformed in (x[:, :2], x.unsqueeze(0)[..., :1]):
+            with pytest.raises(ValueError, match="could not take these inputs"):
+                posterior.predict(malformed)
+        assert torch.equal(posterior.predict(x).probs, wanted)
+    again = caveat.fit(task, method, start=start, progress=False)
+    assert torch.equal(again.predict(x).probs, wanted)
