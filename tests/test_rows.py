@@ -1,0 +1,190 @@
+"""Rows of every kind of data are read by index, each once and in order; what cannot be read so is refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from caveat.batches import tensors
+from caveat.rows import Rows
+from tests.task_data import Lazy, N, Named, Stream, as_dict, data, every_kind, task
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_every_kind_of_data_gives_each_row_once_in_order(kind: str) -> None:
+    (x, y), model, rows = data(), Named(), every_kind()[kind]
+    state = torch.get_rng_state()
+    made = task(rows, model=model)
+    assert made.n == N
+    read = list(made.train.ordered())
+    assert torch.equal(torch.cat([targets for _, targets in read]), y)
+    assert torch.equal(torch.cat([tensors(inputs)[0] for inputs, _ in read]), x)
+    inputs, targets = made.train.everything()
+    assert torch.equal(tensors(inputs)[0], x)
+    assert torch.equal(targets, y)
+    assert made.warnings == []
+    picked, targets = next(made.train.batches([torch.tensor([7, 2, 7])]))
+    assert torch.equal(tensors(picked)[0], x[[7, 2, 7]])
+    assert torch.equal(targets, y[[7, 2, 7]])
+    assert made.fingerprint() == task(rows, model=model).fingerprint()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batch_size_is_the_loaders() -> None:
+    kinds = every_kind()
+    assert [len(y) for _, y in task(kinds["loader"]).train.ordered()] == [5, 5, 3]
+    assert [len(y) for _, y in task(kinds["loader"]).train.ordered(size=6)] == [6, 6, 1]
+    assert Rows(kinds["batch sampler"]).batch_size == 4
+    assert Rows(kinds["pair"]).batch_size == 128
+
+
+def test_tensors_are_read_at_once_unless_the_loader_collates_them() -> None:
+    kinds = every_kind()
+    assert {kind for kind, rows in kinds.items() if Rows(rows).in_memory} == {
+        "pair",
+        "dataset",
+        "loader",
+        "shuffled loader",
+        "subset",
+        "subset of subset",
+        "subset sampler",
+        "batch sampler",
+    }
+
+
+def test_several_inputs() -> None:
+    x, y = data()
+    shift = x.flip(0)
+    for rows in (
+        (x, shift, y),
+        DataLoader(TensorDataset(x, shift, y), 4),
+        [((x[i], shift[i]), y[i]) for i in range(N)],
+    ):
+        made = task(rows, model=Named())
+        (inputs, targets), model = next(made.train.ordered(N)), made.network
+        assert isinstance(inputs, tuple)
+        assert torch.equal(targets, y)
+        expected = nn.functional.linear(x + shift, model.params()["layer.weight"], model.params()["layer.bias"])
+        torch.testing.assert_close(model(model.params(), inputs), expected)
+
+
+def test_rows_padded_by_the_batch_are_read() -> None:
+    """Sequences of different lengths, padded to the longest of their batch, as text is."""
+    lengths = [2, 5, 3, 7, 1, 4]
+    sequences = [(torch.ones(n), n % 2) for n in lengths]
+
+    def pad(rows: list) -> dict:
+        padded = nn.utils.rnn.pad_sequence([x for x, _ in rows], batch_first=True)
+        return {"x": padded, "labels": torch.tensor([y for _, y in rows])}
+
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.sum(1, keepdim=True))
+
+    made = task(DataLoader(sequences, 2, collate_fn=pad), model=Pool())
+    assert [tuple(x["x"].shape) for x, _ in made.train.ordered()] == [(2, 5), (2, 7), (2, 4)]
+    assert made.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (lambda x, y: DataLoader(TensorDataset(x, y), 4, sampler=WeightedRandomSampler([1.0] * N, N)), "Subset of it"),
+        (
+            lambda x, y: DataLoader(TensorDataset(x, y), 4, sampler=torch.utils.data.RandomSampler(x, True)),
+            "each row once",
+        ),
+        (lambda x, y: DataLoader(TensorDataset(x, y), batch_sampler=[[0, 0], [1, 2]]), "the loader's list weights"),
+        (lambda x, y: DataLoader(TensorDataset(x, y), sampler=torch.utils.data.SequentialSampler(x[:3])), "leaves out"),
+        (lambda x, y: DataLoader(TensorDataset(x, y), batch_size=None), "whole batches.*with a batch size"),
+        (lambda x, y: Stream(), r"Stream, which cannot be read by index.*list\(iterable\)"),
+        (lambda x, y: DataLoader(Stream(), 4), r"Stream, which cannot be read by index.*list\(iterable\)"),
+        (lambda x, y: (x.numpy(), y.numpy()), "a tuple of numpy arrays.*torch.from_numpy"),
+        (lambda x, y: x, "the data is a Tensor.*a pair of tensors"),
+        (lambda x, y: 3, "the data is a int"),
+        (lambda x, y: (x, y[:-1]), r"\[13, 12\] rows"),
+        (lambda x, y: (x[:0], y[:0]), "empty"),
+        (lambda x, y: DataLoader(TensorDataset(x[:0], y[:0]), 4), "empty"),
+        (lambda x, y: DataLoader(TensorDataset(x, y), sampler=SubsetRandomSampler([])), "empty"),
+        (lambda x, y: [], "empty"),
+        (lambda x, y: (x,), "without targets.*pairs"),
+        (lambda x, y: DataLoader(TensorDataset(x), 4), "without targets.*pairs"),
+        (
+            lambda x, y: DataLoader(TensorDataset(x, y), collate_fn=lambda r: {"x": as_dict(r)["x"]}),
+            "name them one of labels",
+        ),
+        (
+            lambda x, y: DataLoader(TensorDataset(x, y), 4, collate_fn=lambda r: (as_dict(r)["x"], y[:1])),
+            "came with targets",
+        ),
+        (lambda x, y: [(row, "cat") for row in x], "makes no tensor"),
+        (
+            lambda x, y: (x, y.float()),
+            "training data do not fit: Categorical needs integer class labels, got torch.float32",
+        ),
+        (lambda x, y: (x, y + 1), "labels run from 1 to 3, but the network has 3 outputs"),
+        (lambda x, y: (x, y - 1), "labels run from -1 to 1"),
+        (lambda x, y: (x.double(), y), "inputs are torch.float64 but"),
+        (lambda x, y: (x[:, :3], y), r"could not take the first training rows \(inputs \[\(2, 3\)\]\)"),
+        (lambda x, y: (x, y[:, None]), "need labels of shape"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused(rows, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        task(rows(*data()))
+
+
+def test_a_data_set_without_length_is_refused() -> None:
+    class Endless(Dataset):
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            return data()[0][i], 0
+
+    with pytest.raises(ValueError, match="Endless has no length: give it __len__"):
+        Rows(Endless())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_inputs_that_are_not_finite_are_found_before_training(value: float) -> None:
+    x, y = data()
+    x[9, 2] = value
+    lazy = Lazy()
+    lazy.x = x
+    for rows in ((x, y), lazy, DataLoader(lazy, 4), Subset(TensorDataset(x, y), range(3, N))):
+        with pytest.raises(ValueError, match=r"training data.*NaN or infinity, first in row 9: clean or impute"):
+            task(rows)
+    clean = data()
+    with pytest.raises(ValueError, match=r"validation data.*row 9"):
+        task(clean, validation=(x, y))
+
+
+def test_parts_and_rows_without_targets() -> None:
+    x, y = data()
+    part = Rows((x, y)).part(torch.tensor([4, 1]))
+    assert torch.equal(next(part.ordered())[0], x[[4, 1]])
+    assert torch.equal(part.part(torch.tensor([1])).indices, torch.tensor([1]))
+    for rows in (DataLoader(TensorDataset(x), 4), (x,), list(x)):
+        blind = Rows(rows, needs_targets=False)
+        inputs, targets = blind.everything()
+        assert torch.equal(inputs, x)
+        assert len(targets) == N
+    assert Rows((x, y)).on(torch.device("cpu")).in_memory
+
+
+def test_in_memory_inputs_are_looked_at_once() -> None:
+    x, y = data()
+    made = task((x, y), validation=0.3)
+    assert made.validation is not None
+    assert made.train.known_finite
+    assert made.validation.known_finite
+    assert not task(Lazy()).train.known_finite
