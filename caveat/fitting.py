@@ -173,29 +173,29 @@ def _clearly_above(limit: float, task: Task, network: Network, params: Params, h
 def _fitted_start(task: Task, start: Method, run: Run) -> Posterior:
     """The method to start from, fitted; kept in the run's folder, whose identity includes it."""
     place = None if run.folder is None else run.folder / "start"
-    kept = place is not None and place.exists()
-    if place is not None and kept:
+    exists = place is not None and place.exists()
+    if place is not None and exists:
         posterior = load(place, task.network.module, device=run.device, classes=[type(start)])
     else:
         posterior = fit(task, start, seed=run.seed, device=run.device, folder=place, progress=run.progress)
-    run.absorb_start(posterior.info, earlier=kept)
+    run.absorb_start(posterior.info, earlier=exists)
     return posterior
 
 
 def _from_point(task: Task, start: Posterior) -> tuple[Task, State]:
     """A posterior's point; what the task does not infer (a frozen layer, another filter) is taken from it as well."""
     everything = start.network.fixed() | start.state.get("params", {})
-    own = task.network.params() | task.network.fixed()
-    if any(name not in everything or everything[name].shape != value.shape for name, value in own.items()):
+    wanted = task.network.params() | task.network.fixed()
+    if any(name not in everything or everything[name].shape != value.shape for name, value in wanted.items()):
         kind = type(start.method).__name__
         raise ValueError(f"a fit starts from one point of the same network, such as a MAP; this {kind} is not one")
     buffers = task.network.buffers()
     rest = {name: everything[name] for name in task.network.fixed()}
     moved = copy.copy(task)
     moved.network = task.network.with_fixed(rest)
-    kept = {n: v for n, v in start.state["params"].items() if n in task.network.names or n in buffers}
-    kept |= {name: everything[name] for name in task.network.names}
-    return moved, {"params": kept, "hyper": start.state["hyper"]}
+    point = {n: v for n, v in start.state["params"].items() if n in task.network.names or n in buffers}
+    point |= {name: everything[name] for name in task.network.names}
+    return moved, {"params": point, "hyper": start.state["hyper"]}
 
 
 def _versions() -> dict[str, str]:

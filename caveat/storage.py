@@ -233,12 +233,12 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 def settings_digest(value: Any) -> str:
     """A digest of a dataclass with its settings, tensors included; the name of one that cannot be saved."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
-        listing = json.dumps(encode(value, found, ""))
+        listing = json.dumps(encode(value, tensors, ""))
     except TypeError:
         return type(value).__name__
-    return hashlib.sha256(f"{listing} {digest_of({'': found})}".encode()).hexdigest()
+    return hashlib.sha256(f"{listing} {digest_of({'': tensors})}".encode()).hexdigest()
 
 
 def digest_of(state: State) -> str:

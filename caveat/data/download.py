@@ -168,10 +168,10 @@ def locate(name: str, layouts: Sequence[Sequence[str]], data_dir: str | Path | N
     for folder in search_folders(data_dir):
         for index, files in enumerate(layouts):
             candidates = {file: (folder / file, folder / f"{file}.gz") for file in files}
-            found = {file: path for file, paths in candidates.items() for path in reversed(paths) if path.is_file()}
-            if len(found) == len(candidates):
-                return index, found
-            missing = [file for file in candidates if file not in found]
+            present = {file: path for file, paths in candidates.items() for path in reversed(paths) if path.is_file()}
+            if len(present) == len(candidates):
+                return index, present
+            missing = [file for file in candidates if file not in present]
             looked.append(f"  {folder / missing[0]}" + (f" (and {len(missing) - 1} more)" if missing[1:] else ""))
     is_public = name in SOURCES or name.startswith("uci/")
     fetching = f'get it with caveat.data.download("{name}"), or ' if is_public else ""

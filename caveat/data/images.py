@@ -128,5 +128,5 @@ def read_part(name: str, part: Literal["train", "test"], data_dir: str | Path | 
     files = [tuple(dict.fromkeys(layout.train.files + layout.test.files)) for layout in layouts]
     index, paths = locate(name, files, data_dir)
     chosen = layouts[index].train if part == "train" else layouts[index].test
-    found = [paths[file] for file in chosen.files]
-    return chosen.read(found), found[0]
+    files_of_part = [paths[file] for file in chosen.files]
+    return chosen.read(files_of_part), files_of_part[0]

@@ -178,13 +178,13 @@ def read_image_folder(folder: Path) -> Labelled:
     """
     class_names = tuple(path.name for path in _folders(folder))
     files = [_image_files(folder / name) for name in class_names]
-    for name, found in zip(class_names, files, strict=True):
-        if not found:
+    for name, images in zip(class_names, files, strict=True):
+        if not images:
             raise ValueError(f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
     if not files:
         raise ValueError(f"{folder} is empty: it needs one folder of images for each class")
-    labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
-    return Labelled(_images([path for found in files for path in found]), labels, class_names)
+    labels = np.repeat(np.arange(len(files)), [len(images) for images in files])
+    return Labelled(_images([path for images in files for path in images]), labels, class_names)
 
 
 def read_images(folder: Path) -> tuple[Array, list[Path]]:

@@ -69,10 +69,10 @@ class Run:
             return
         if (self.folder / "run.json").exists():
             claimed = read_json(self.folder / "run.json")["identity"]
-            own = json.loads(json.dumps(self.identity))  # as it would be read
-            if "knobs" in own and "knobs" not in claimed:  # begun when method and knobs were one entry
-                claimed |= {"method": own["method"], "knobs": claimed.get("method")}
-            different = sorted(key for key in claimed.keys() | own.keys() if claimed.get(key) != own.get(key))
+            identity = json.loads(json.dumps(self.identity))  # as it would be read
+            if "knobs" in identity and "knobs" not in claimed:  # begun when method and knobs were one entry
+                claimed |= {"method": identity["method"], "knobs": claimed.get("method")}
+            different = sorted(key for key in claimed.keys() | identity.keys() if claimed.get(key) != identity.get(key))
             if different:
                 told = f"{self.folder} holds an unfinished fit with {_told(different)}"
                 raise ValueError(f"{told}: delete it, or choose another folder")
@@ -180,12 +180,12 @@ class Run:
         """What was kept under a name and its note, or None; what it had cost by then counts as this run's."""
         if self.folder is None or not (self.folder / f"{name}.json").exists():
             return None
-        kept = read_json(self.folder / f"{name}.json")
-        self.gradient_evaluations = max(self.gradient_evaluations, kept["costs"]["gradient_evaluations"])
-        self.flops = max(self.flops, kept["costs"]["flops"])
+        entry = read_json(self.folder / f"{name}.json")
+        self.gradient_evaluations = max(self.gradient_evaluations, entry["costs"]["gradient_evaluations"])
+        self.flops = max(self.flops, entry["costs"]["flops"])
         if name not in self._written:
-            self._seconds_before = max(self._seconds_before, kept["costs"]["seconds"])
-        return read_state(self.folder / kept["file"], kept["digest"]), kept["note"]
+            self._seconds_before = max(self._seconds_before, entry["costs"]["seconds"])
+        return read_state(self.folder / entry["file"], entry["digest"]), entry["note"]
 
     def discard(self) -> None:
         """Remove the folder, once its content has become a posterior."""

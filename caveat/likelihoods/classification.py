@@ -73,10 +73,10 @@ class Categorical(NothingLearned):
                 f"Categorical has {len(self.class_weights)} class weights, but the network has {classes} outputs: "
                 "give one weight a class"
             )
-        kept = targets[self._kept(targets)].long()
-        if targets.numel() and not kept.numel():
+        counted = targets[self._kept(targets)].long()
+        if targets.numel() and not counted.numel():
             raise ValueError(f"every label is ignore_index={self.ignore_index}: there is nothing to learn from")
-        low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+        low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
         if low < 0 or high >= classes:
             advice = (
                 f"mark labels to leave out with ignore_index={low}"
@@ -110,10 +110,10 @@ class Categorical(NothingLearned):
     def _probs_and_weight(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities [B, ..., C] and the root of each position's weight in the likelihood, [B, ...]."""
         p = outputs.movedim(self.class_axis, -1).softmax(-1)
-        kept = self._kept(targets)
-        weight = kept.to(p.dtype)
+        counted = self._kept(targets)
+        weight = counted.to(p.dtype)
         if self.class_weights is not None:
-            weight = weight * p.new_tensor(self.class_weights)[targets.long() * kept]
+            weight = weight * p.new_tensor(self.class_weights)[targets.long() * counted]
         return p, weight.sqrt()
 
     @property

@@ -141,17 +141,17 @@ class SampledLaplace(Method):
         first = self.first_precision or (1000.0 if scaled else unit)  # a strong prior is quick to solve for
         value = first if isinstance(self.precision, str) else self.precision
         alpha = torch.full((len(names),), float(value), dtype=torch.float64, device=run.device)
-        found = Hyperparameters(alpha, 1.0, groups, None if groups is None else tuple(names))
-        tuned = sampler.tuned(found, self.tuning) if self.precision in ("evidence", "layers") else None
-        found = found if tuned is None else tuned.hyper
+        precisions = Hyperparameters(alpha, 1.0, groups, None if groups is None else tuple(names))
+        tuned = sampler.tuned(precisions, self.tuning) if self.precision in ("evidence", "layers") else None
+        precisions = precisions if tuned is None else tuned.hyper
         known = None if tuned is None else tuned.samples
-        groups_of_samples = list(sampler.groups(found, self.samples, self.at_once, known))
+        groups_of_samples = list(sampler.groups(precisions, self.samples, self.at_once, known))
         notes = [note for _, note in groups_of_samples]
-        if "log_noise" in hyper and found.noise != 1:
-            hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(found.noise).log().to(hyper["log_noise"])
+        if "log_noise" in hyper and precisions.noise != 1:
+            hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(precisions.noise).log().to(hyper["log_noise"])
         said = [*([] if tuned is None else tuned.warnings), *(text for note in notes for text in note["warnings"])]
         run.warnings.extend(text for text in dict.fromkeys(said) if text not in run.warnings)
-        report = _report(found, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
+        report = _report(precisions, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
         state = SampleState(params, hyper, tuple(samples for samples, _ in groups_of_samples))
@@ -189,10 +189,10 @@ class SampledLaplace(Method):
         if self.normalisation_weights:
             return network
         layers = normalisations(network)
-        kept = [name for name in network.names if name.rpartition(".")[0] not in layers]
-        if not kept:
+        names = [name for name in network.names if name.rpartition(".")[0] not in layers]
+        if not names:
             raise ValueError("normalisation_weights=False leaves no weights: all that are selected are of such layers")
-        return network.restricted(kept)
+        return network.restricted(names)
 
     def _groups(self, network: Network) -> tuple[list[str], tuple[int, ...] | None]:
         """The layers and how many weights each has, which lie one after the other; or one group of all."""
@@ -205,10 +205,10 @@ class SampledLaplace(Method):
         return list(counts), tuple(counts.values())
 
     def _treatment(self, network: Network) -> Any:
-        kept = {name.rpartition(".")[0] for name in network.names}
+        layers = {name.rpartition(".")[0] for name in network.names}
 
         def of(layer: Layer) -> str:
-            return "samples of the linearised posterior" if layer.name in kept else "fixed at the MAP"
+            return "samples of the linearised posterior" if layer.name in layers else "fixed at the MAP"
 
         return of
 

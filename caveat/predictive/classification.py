@@ -83,8 +83,8 @@ class CategoricalPredictive:
             return table
         labels = targets.flatten().long()
         table |= {"targets": labels, "log_prob": self.log_prob(targets).flatten()}
-        kept = labels != self.ignore_index
-        return {name: column[kept] for name, column in table.items()}
+        counted = labels != self.ignore_index
+        return {name: column[counted] for name, column in table.items()}
 
 
 @dataclass(frozen=True, repr=False)

@@ -305,8 +305,8 @@ class StackedCurvature:
         """Rows D^-1 rows^T; nearly singular where rows say the same, so in float64 where it is small."""
         m = len(self.rows)
         total = self.rows.new_zeros(m, m, dtype=torch.float64 if m <= DOUBLE_UP_TO else None)
-        for rows, own in zip(self.rows.split(2**10, 1), prior.split(2**10), strict=True):
-            scaled = rows.to(total.dtype) / own.to(total).sqrt()
+        for rows, precisions in zip(self.rows.split(2**10, 1), prior.split(2**10), strict=True):
+            scaled = rows.to(total.dtype) / precisions.to(total).sqrt()
             total.addmm_(scaled, scaled.T)
         return total
 
@@ -339,8 +339,8 @@ class _DualSpectrum:
         scaled = j / self.prior.to(j)
         rotated = scaled @ self.rows.to(j.dtype).T @ self.vectors
         before = scaled @ j.mT
-        found = [(before - (rotated / (self.values + scale)) @ rotated.mT) / scale for scale in scales]
-        return torch.stack(found).to(row_pass.outputs.dtype)
+        by_scale = [(before - (rotated / (self.values + scale)) @ rotated.mT) / scale for scale in scales]
+        return torch.stack(by_scale).to(row_pass.outputs.dtype)
 
     def log_det(self, scale: float) -> float:
         prior = float((scale * self.prior.double()).log().sum())

@@ -46,8 +46,8 @@ class GramMatrix:
         for start in range(0, d, step):
             stop = min(start + step, d)
             scaled = fisher[:, start:stop, :stop, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
-            found = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
-            total[start:stop, :, :stop] += found.transpose(0, 1)
+            products = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
+            total[start:stop, :, :stop] += products.transpose(0, 1)
 
     def flush(self) -> None:
         """Add what the waiting rows make to the lower triangle of H."""

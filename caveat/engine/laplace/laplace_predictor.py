@@ -93,7 +93,7 @@ class LaplacePredictor:
             for piece in slices(x, 128):
                 rows = move(piece, network.device)
                 with differentiable_attention():
-                    both = jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
+                    both = jvp(lambda weights, at=rows: network(params | weights, at), (point,), (tangent,))
                 pieces.append(both[0] + both[1])
             outputs.append(torch.cat(pieces).detach())
         return torch.stack(outputs)

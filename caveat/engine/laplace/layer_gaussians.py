@@ -109,7 +109,7 @@ class RotatedPart:
         step = max(1, working_numbers(row_pass.outputs) // size)
         for start in range(0, len(row_pass.outputs) if places else 0, step):
             rows = slice(start, min(start + step, len(row_pass.outputs)))
-            found: list[Tensor] = []
+            by_use: list[Tensor] = []
             for use, point in places:
                 a, _ = factors(use, gradients[0][point], rows, self.has_bias)  # [n, I, T]
                 a = self.in_vectors.T @ a
@@ -119,8 +119,8 @@ class RotatedPart:
                     block = (self.out_vectors.T @ o) @ a.mT  # [n, O, I]
                     m = len(block) // (rows.stop - rows.start)
                     per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
-                found.append(torch.stack(per_output, 1))
-            yield rows, torch.stack(found).sum(0)
+                by_use.append(torch.stack(per_output, 1))
+            yield rows, torch.stack(by_use).sum(0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates [count, O I] back to the weight, then the bias."""
@@ -187,13 +187,13 @@ class LayerGaussian:
         """Summed over parts."""
         if not joint:
             d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
-            found = row_pass.outputs.new_zeros(len(row_pass.outputs), d, d)
+            by_row = row_pass.outputs.new_zeros(len(row_pass.outputs), d, d)
             for names, part, precision in self.precisions():
-                root = precision.rsqrt().to(found.dtype)
+                root = precision.rsqrt().to(by_row.dtype)
                 for rows, block in part.pieces(row_pass, names):
-                    half = block.to(found.dtype) * root
-                    found[rows] += half @ half.mT
-            return found
+                    half = block.to(by_row.dtype) * root
+                    by_row[rows] += half @ half.mT
+            return by_row
         total = row_pass.outputs.new_zeros(row_pass.outputs.numel(), row_pass.outputs.numel())
         for names, part, precision in self.precisions():
             blocks = [block for _, block in part.pieces(row_pass, names)]
@@ -206,21 +206,21 @@ class LayerGaussian:
         """For several multiples of the prior from one pass."""
         d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
         i, j = torch.triu_indices(d, d, device=row_pass.outputs.device)
-        found = row_pass.outputs.new_zeros(len(row_pass.outputs), len(i), len(scales))
+        pairs = row_pass.outputs.new_zeros(len(row_pass.outputs), len(i), len(scales))
         for names, part, _ in self.precisions():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
             prior = prior[:1] if isinstance(part, RotatedPart) else prior
-            inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(found.dtype)  # [p, K]
+            inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(pairs.dtype)  # [p, K]
             for rows, block in part.pieces(row_pass, names):
                 # Products of two outputs' gradients once, a piece of the weights at a time; then all scales at once.
-                step = max(1, working_numbers(found) // max(len(block) * len(i), 1))
+                step = max(1, working_numbers(pairs) // max(len(block) * len(i), 1))
                 for start in range(0, len(values), step):
-                    piece = block[..., start : start + step].to(found.dtype)
-                    found[rows] += (piece[:, i] * piece[:, j]) @ inverse[start : start + step]
-        total = found.new_zeros(len(scales), len(found), d, d)
-        total[..., i, j] = found.movedim(2, 0)
-        total[..., j, i] = found.movedim(2, 0)
+                    piece = block[..., start : start + step].to(pairs.dtype)
+                    pairs[rows] += (piece[:, i] * piece[:, j]) @ inverse[start : start + step]
+        total = pairs.new_zeros(len(scales), len(pairs), d, d)
+        total[..., i, j] = pairs.movedim(2, 0)
+        total[..., j, i] = pairs.movedim(2, 0)
         return total
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
@@ -236,23 +236,23 @@ class LayerGaussian:
         before = 0
         for names, part in self.parts.items():
             size = sum(self.places[name].stop - self.places[name].start for name in names)
-            own = deltas[:, before : before + size].T
+            part_deltas = deltas[:, before : before + size].T
             before += size
             for rows, block in part.pieces(row_pass, names):
-                total[rows] += block.to(own.dtype) @ own
+                total[rows] += block.to(part_deltas.dtype) @ part_deltas
         return total.movedim(2, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Each part's coordinates back to its weights, in the network's order."""
-        found = torch.empty_like(deltas)
+        weights = torch.empty_like(deltas)
         before = 0
         for names, part in self.parts.items():
             sizes = [self.places[name].stop - self.places[name].start for name in names]
-            own = part.weights(deltas[:, before : before + sum(sizes)])
+            part_weights = part.weights(deltas[:, before : before + sum(sizes)])
             before += sum(sizes)
-            for name, piece in zip(names, own.split(sizes, 1), strict=True):
-                found[:, self.places[name]] = piece
-        return found
+            for name, piece in zip(names, part_weights.split(sizes, 1), strict=True):
+                weights[:, self.places[name]] = piece
+        return weights
 
     def log_det(self, scale: float = 1.0) -> float:
         """Summed over coordinates."""
@@ -260,19 +260,19 @@ class LayerGaussian:
 
     def variances(self) -> Tensor:
         """Each part's."""
-        found = torch.empty_like(self.prior)
+        variances = torch.empty_like(self.prior)
         for names, part, precision in self.precisions():
             sizes = [self.places[name].stop - self.places[name].start for name in names]
             for name, piece in zip(names, part.variances(precision).split(sizes), strict=True):
-                found[self.places[name]] = piece.to(found)
-        return found
+                variances[self.places[name]] = piece.to(variances)
+        return variances
 
     def tensors(self) -> Params:
         """Each part's curvature, and the prior."""
-        found = {"prior": self.prior}
+        tensors = {"prior": self.prior}
         for names, part in self.parts.items():
-            found |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
-        return found
+            tensors |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
+        return tensors
 
     def curvature(self) -> "LayerCurvature":
         """What the data gave."""
@@ -292,8 +292,9 @@ class LayerCurvature:
     def gaussian(self, prior: Tensor) -> LayerGaussian:
         """Rotate every Kronecker product into its eigenbasis."""
         for names, part in self.parts.items():
-            own = torch.cat([prior[self.places[name]] for name in names])
-            if isinstance(part, KroneckerPart) and float(own.max() - own.min()) > 1e-6 * float(own.max()):
+            precisions = torch.cat([prior[self.places[name]] for name in names])
+            uneven = float(precisions.max() - precisions.min()) > 1e-6 * float(precisions.max())
+            if isinstance(part, KroneckerPart) and uneven:
                 raise ValueError(
                     f"a Kronecker structure needs one prior precision for {' and '.join(names)}, which has several: "
                     "give its layer one, or use structure='diagonal'"
@@ -346,7 +347,10 @@ def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRa
             part, field = key.rsplit("|", 1)
             grouped.setdefault(part, {})[field] = value
     parts: dict[tuple[str, ...], Part] = {}
-    for key, own in grouped.items():
+    for key, fields_of_part in grouped.items():
         names = tuple(key.split("+"))
-        parts[names] = DiagonalPart(own["ggn"]) if "ggn" in own else RotatedPart(**own, has_bias=len(names) > 1)
+        is_diagonal = "ggn" in fields_of_part
+        parts[names] = (
+            DiagonalPart(**fields_of_part) if is_diagonal else RotatedPart(**fields_of_part, has_bias=len(names) > 1)
+        )
     return LayerGaussian(parts, places, prior)

@@ -28,13 +28,13 @@ def output_groups(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hype
 
 def covariances(path: PrecisionPath, row_pass: RowPass, scales: Sequence[float], groups: Tensor) -> Tensor:
     """The covariance of each group of outputs for each scale of the prior, [K, B, P, C, C]."""
-    found = []
+    parts = []
     for part in groups.split(max(1, AT_ONCE // groups.shape[1])):
         whole = len(part) == len(groups)
-        own = row_pass if whole else row_pass.of_outputs(part.flatten())
+        outputs_of_part = row_pass if whole else row_pass.of_outputs(part.flatten())
         at = part if whole else torch.arange(part.numel()).reshape(part.shape)
-        found.append(path.covariances(own, scales)[:, :, at.unsqueeze(2), at.unsqueeze(1)])
-    return torch.cat(found, 2)
+        parts.append(path.covariances(outputs_of_part, scales)[:, :, at.unsqueeze(2), at.unsqueeze(1)])
+    return torch.cat(parts, 2)
 
 
 def rows_at_once(path: PrecisionPath, jacobian: Jacobian, groups: Tensor, scales: int, draws: int = 1) -> int:

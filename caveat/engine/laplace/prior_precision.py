@@ -148,10 +148,10 @@ class Tuner:
                 row_pass = jacobian.at(x)
                 alone = torch.arange(row_pass.outputs[0].numel()).unsqueeze(1)
                 variances = covariances(path, row_pass, scales, alone).flatten(2)  # [K, B, D]
-                for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):
+                for i, (noise, hyper_of_noise) in enumerate(zip(NOISES, hypers, strict=True)):
                     for k, variance in enumerate(variances):
                         shaped = noise**2 * variance.reshape(row_pass.outputs.shape)
-                        prediction = likelihood.closed_predictive(row_pass.outputs, shaped, own)
+                        prediction = likelihood.closed_predictive(row_pass.outputs, shaped, hyper_of_noise)
                         total[i, k] -= float(prediction.log_prob(y).double().sum())
                 bar.update(len(y))
         nll = torch.where(total.isfinite(), total, torch.inf) / len(some)

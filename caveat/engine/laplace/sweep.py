@@ -254,21 +254,22 @@ class Sweep:
         inner = (previous @ y.T).double()
         values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
         # Below what rounding leaves in y, an eigenvalue is noise, and dividing by its root would make it large.
-        kept = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
-        half = (vectors[:, kept] / values[kept].sqrt()).T.to(y.dtype) @ y  # half^T half = the approximation
+        significant = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
+        scaled = vectors[:, significant] / values[significant].sqrt()
+        half = scaled.T.to(y.dtype) @ y  # half^T half = the approximation
         _, singular, basis = torch.linalg.svd(half, full_matrices=False)
         return StackedCurvature((singular.unsqueeze(1) * basis)[:rank].contiguous()), log_likelihood
 
     def traces(self) -> Tensor:
         """The trace of every row's Fisher information, [N]: how much it can add to any curvature."""
         likelihood = self.network.likelihood
-        found = []
+        traces = []
         with torch.no_grad(), self.run.bar(len(self.rows), "row") as bar:
             for x, y in self.rows.ordered(4 * self.rows.batch_size, self.network.device):
-                found.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
+                traces.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
                 bar.update(len(y))
         self.run.flops += self._forward_flops(x) * len(self.rows)
-        return torch.cat(found)
+        return torch.cat(traces)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         like = next(iter(self.params.values()))
@@ -336,7 +337,7 @@ def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyp
 
 def _kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
     """Weights, each with the bias of the same layer, that a Kronecker product can stand for."""
-    found = []
+    layers = []
     by_name = row_pass.by_name()
     for name, uses in row_pass.products().items():
         if any(use.groups > 1 or use.outputs != len(use.weight) for use, _ in uses):
@@ -347,8 +348,8 @@ def _kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
             for other, places in by_name.items()
             if {point for _, point in places} == points and all(isinstance(use, ElementwiseUse) for use, _ in places)
         ]
-        found.append((name, *biases))
-    return found
+        layers.append((name, *biases))
+    return layers
 
 
 def _add_factors(
@@ -373,6 +374,6 @@ def _numbers(use: ProductUse, g: Tensor) -> int:
     return max(1, use.weight[0].numel() * g.numel() // max(use.outputs * use.rows, 1))
 
 
-def _add_to(totals: Params, found: Params) -> None:
-    for name, value in found.items():
+def _add_to(totals: Params, more: Params) -> None:
+    for name, value in more.items():
         totals[name] += value

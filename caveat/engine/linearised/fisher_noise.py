@@ -44,9 +44,9 @@ class LikelihoodNoise:
         dropped = least[: int((traces[least].cumsum(0) <= negligible * traces.sum()).sum())]
         if not 0.05 * len(traces) <= len(dropped) < len(traces):
             return None
-        kept = torch.ones_like(traces, dtype=torch.bool)
-        kept[dropped] = False
-        return kept.nonzero().squeeze(1)
+        counted = torch.ones_like(traces, dtype=torch.bool)
+        counted[dropped] = False
+        return counted.nonzero().squeeze(1)
 
     def at(self, outputs: Tensor) -> "LikelihoodNoise":
         """The same at other outputs, [n, m]."""
@@ -72,13 +72,13 @@ class LikelihoodNoise:
 
     def slope(self, outputs: Tensor) -> Tensor:
         """The log likelihood's derivative by outputs [n, m]."""
-        found = []
+        slopes = []
         for h, y in self._pieces(outputs):
             with torch.enable_grad():
                 leaf = h.detach().requires_grad_()
                 total = self.likelihood.log_prob(leaf, y, self.hyper).sum()
-            found.append(torch.autograd.grad(total, leaf)[0].flatten(1))
-        return torch.cat(found)
+            slopes.append(torch.autograd.grad(total, leaf)[0].flatten(1))
+        return torch.cat(slopes)
 
     def _pieces(self, outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(outputs.view_as(self.outputs).split(PIECE), self.targets.split(PIECE), strict=True)

@@ -118,16 +118,16 @@ class NetworkModel:
     def _with_mode(
         self, resting: float, model: LinearModel, prepared: Prepared, samples: System, start: Tensor | None
     ) -> tuple[Solution, Tensor]:
-        found = prepared.solve(model, samples, None if start is None else start[:-1])
+        solution = prepared.solve(model, samples, None if start is None else start[:-1])
         first = self.inside(self.weights) if start is None else start[-1]
         mean, products, done = mode(self, model, prepared, first, resting)
-        found.report.vectors += products
+        solution.report.vectors += products
         if not done:
-            found.report.warnings.append(
+            solution.report.warnings.append(
                 f"the mean of the linear model had not come to rest after {STEPS} steps, so the prior precision may be "
                 "off: give the solver a sketch of higher rank, or a precision of your own"
             )
-        return found, mean
+        return solution, mean
 
 
 def mode(

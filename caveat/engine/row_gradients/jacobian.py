@@ -40,13 +40,13 @@ __all__ = ["Jacobian", "Plans", "RowPass", "evenly", "one_hot"]
 class Plans:
     """Plans that were found at a cost, by the parameters that they are for: of one network, for several Jacobians."""
 
-    found: dict[tuple[str, ...], Plan] = field(default_factory=dict)
+    by_names: dict[tuple[str, ...], Plan] = field(default_factory=dict)
 
     def plan(self, network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
         """The plan for these parameters, looked for in a pass over a few rows unless it is known."""
-        if names not in self.found:
-            self.found[names] = find_plan(network, params, names, x)
-        return self.found[names]
+        if names not in self.by_names:
+            self.by_names[names] = find_plan(network, params, names, x)
+        return self.by_names[names]
 
 
 class Jacobian:
@@ -157,15 +157,15 @@ class RowPass:
     def columns(self, v: Tensor) -> Tensor:
         """v^T J of the chosen weights for each row, [B, S]; in bfloat16 where the passes are."""
         dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
-        found = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
-        self._add_columns(v, found)
-        return found
+        columns = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
+        self._add_columns(v, columns)
+        return columns
 
-    def _add_columns(self, v: Tensor, found: Tensor) -> None:
+    def _add_columns(self, v: Tensor, total: Tensor) -> None:
         gradients, pieces = self.gradients(v), self.jacobian.pieces
         for use, point in self.passed.uses if len(self.outputs) else ():
             place, entries = pieces[use.name]
-            found[:, place].add_(use.columns(gradients[point], entries))  # += would copy the sum onto itself
+            total[:, place].add_(use.columns(gradients[point], entries))  # += would copy the sum onto itself
 
     def rows(self) -> Tensor:
         """J itself, the outputs of a row flattened, [B, D, S]; made once."""
@@ -204,9 +204,9 @@ class RowPass:
         """Sum over rows of the squared gradient of every weight (of the parameters named)."""
         gradients = self.gradients(v)
         wanted = self.jacobian.pieces if names is None else names
-        found = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
+        squares = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
         for name, places in self.by_name().items():
-            if name not in found or not len(v):
+            if name not in squares or not len(v):
                 continue
             if len(places) == 1 and (quick := _one_position(*places[0], gradients)) is not None:
                 total = quick
@@ -215,8 +215,8 @@ class RowPass:
                 for _, block in self._summed(name, places, [gradients]):
                     wide = block.float() if block.dtype == torch.bfloat16 else block
                     total = total + wide.square().sum((0, 1))
-            found[name] = total.reshape(self.jacobian.params[name].shape)
-        return found
+            squares[name] = total.reshape(self.jacobian.params[name].shape)
+        return squares
 
     def blocks(
         self, cotangents: list[Tensor], names: Iterable[str] | None = None
@@ -264,10 +264,10 @@ class RowPass:
 
     def by_name(self) -> dict[str, list[tuple[Use, int]]]:
         """Uses and their points, by parameter."""
-        found: dict[str, list[tuple[Use, int]]] = {}
+        uses_by_name: dict[str, list[tuple[Use, int]]] = {}
         for use, point in self.passed.uses:
-            found.setdefault(use.name, []).append((use, point))
-        return found
+            uses_by_name.setdefault(use.name, []).append((use, point))
+        return uses_by_name
 
     def _summed(
         self, name: str, places: list[tuple[Use, int]], per_cotangent: list[list[Tensor]]

@@ -60,7 +60,7 @@ def _tried_ways(network: Network, params: Params, names: tuple[str, ...], x: Inp
                     raise
                 break
             check_rows_are_independent(passed.outputs[1:2], alone)
-            axes = {name: tuple(found) for name, found in passed.tape.found_axes.items()}
+            axes = {name: tuple(places) for name, places in passed.tape.found_axes.items()}
             numbers = sum(point.numel() for point in passed.points) // rows
             wrong = passed.tape.unknown | _differing(passed, params, v, exact)
             if not wrong:
@@ -92,23 +92,23 @@ def _second_alone(network: Network, params: Params, names: tuple[str, ...], x: I
     v = torch.randn(shape, generator=rng, dtype=torch.float64).to(alone.device, alone.dtype)
     exact = dict.fromkeys(names, torch.zeros((), device=alone.device))
     if alone.requires_grad:
-        found = torch.autograd.grad(alone, list(watched.values()), v[1:2], allow_unused=True)
-        exact |= {n: g for n, g in zip(names, found, strict=True) if g is not None}
+        gradients = torch.autograd.grad(alone, list(watched.values()), v[1:2], allow_unused=True)
+        exact |= {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
     return alone.detach(), v, exact
 
 
 def _differing(passed: WatchedPass, params: Params, v: Tensor, exact: Params) -> set[str]:
     """Parameters whose gradient for the second row is not autograd's."""
-    found, gradients = {name: torch.zeros_like(params[name]) for name in exact}, passed.gradients(v)
+    by_plan, gradients = {name: torch.zeros_like(params[name]) for name in exact}, passed.gradients(v)
     for use, point in passed.uses:
         g = use.arranged(gradients[point])
         m = len(g) // use.rows
-        found[use.name] += use.dense(g, slice(m, 2 * m)).sum(0).reshape(found[use.name].shape)
-    norms = _norms([exact[name] for name in found])
-    errors = _norms([value - exact[name] for name, value in found.items()])
+        by_plan[use.name] += use.dense(g, slice(m, 2 * m)).sum(0).reshape(by_plan[use.name].shape)
+    norms = _norms([exact[name] for name in by_plan])
+    errors = _norms([value - exact[name] for name, value in by_plan.items()])
     tolerance, least = _rounding(v), 1e-4 * max(norms, default=0.0)
     close = [error <= tolerance * max(norm, least) for error, norm in zip(errors, norms, strict=True)]
-    return {name for name, is_close in zip(found, close, strict=True) if not is_close}
+    return {name for name, is_close in zip(by_plan, close, strict=True) if not is_close}
 
 
 def _few_rows(x: Inputs) -> Inputs:

@@ -53,10 +53,10 @@ class ProductUse(Use):
         x = self.arranged(self.inputs)[part].to(dtype)
         if self.convolution is None:
             return self.positions(x)
-        found = self.convolution.patches(x)
-        if len(self.inputs) * found[:1].numel() <= 2 * working_numbers(found):
-            self._kept[key] = found
-        return found
+        patches = self.convolution.patches(x)
+        if len(self.inputs) * patches[:1].numel() <= 2 * working_numbers(patches):
+            self._kept[key] = patches
+        return patches
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """One product a row; zero at the rows of the weight that do not act here."""
@@ -65,11 +65,11 @@ class ProductUse(Use):
         n, t = len(g), g.shape[2]
         if self.groups > 1:
             g, a = g.reshape(n, self.groups, -1, t), a.reshape(n, self.groups, -1, t)
-        found = (g @ a.transpose(-1, -2)).reshape(n, -1, *self.weight.shape[1:])
+        products = (g @ a.transpose(-1, -2)).reshape(n, -1, *self.weight.shape[1:])
         if self.outputs == len(self.weight):
-            return found
+            return products
         return F.pad(
-            found, [0, 0] * (self.weight.ndim - 1) + [self.first, len(self.weight) - self.first - self.outputs]
+            products, [0, 0] * (self.weight.ndim - 1) + [self.first, len(self.weight) - self.first - self.outputs]
         )
 
     def on_the_way(self, g: Tensor) -> int:
@@ -81,10 +81,10 @@ class ProductUse(Use):
         g, split = self.positions(g), entries.split(self.width, self.first, self.outputs)
         if split.mine is None:
             return self._chosen(g, split)
-        found = g.new_zeros(len(g), len(entries.index))
+        gradients = g.new_zeros(len(g), len(entries.index))
         if len(split.row):
-            found[:, split.mine] = self._chosen(g, split)
-        return found
+            gradients[:, split.mine] = self._chosen(g, split)
+        return gradients
 
     def _chosen(self, g: Tensor, split: Split) -> Tensor:
         t = g.shape[2]

@@ -50,21 +50,21 @@ class Record:
         earlier = self.found_axes.setdefault(name, [])
         if tensor.ndim < 2 or (self.axes is not None and name not in self.axes):
             raise NotRowsError
-        found: Axis
+        axis: Axis
         if self.axes is not None:
             known = self.axes[name]
-            found = known[min(len(earlier), len(known) - 1)]
+            axis = known[min(len(earlier), len(known) - 1)]
         elif len(tensor) == self.rows:
-            found = "first"
+            axis = "first"
         elif not channels and tensor.ndim > 2 and tensor.shape[1] == self.rows:
-            found = "second"
+            axis = "second"
         else:
-            found = "folded"
-        length = tensor.shape[1] if found == "second" else len(tensor)
-        if length != self.rows and (found != "folded" or length % max(self.rows, 1) or not length):
+            axis = "folded"
+        length = tensor.shape[1] if axis == "second" else len(tensor)
+        if length != self.rows and (axis != "folded" or length % max(self.rows, 1) or not length):
             raise NotRowsError
-        earlier.append(found)
-        return found
+        earlier.append(axis)
+        return axis
 
     def add(self, output: Tensor, uses: Iterable[Use]) -> Tensor:
         """The output with a point added to it."""

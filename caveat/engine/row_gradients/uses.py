@@ -77,13 +77,13 @@ class ElementwiseUse(Use):
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Sums over positions; zero at the entries that do not act here."""
-        found = g[part] if self.factor is None else g[part] * self.arranged(self.factor)[part].to(g.dtype)
-        axes = [i + 1 for i, length in enumerate(self.shape) if length == 1 and found.shape[i + 1] > 1]
-        found = found.sum(axes) if axes else found
-        found = found.reshape(len(found), -1)
-        rest = self.parameter.numel() - self.first - found.shape[1]
-        found = F.pad(found, [self.first, rest]) if self.first or rest else found
-        return found.reshape(len(found), *self.parameter.shape)
+        gradients = g[part] if self.factor is None else g[part] * self.arranged(self.factor)[part].to(g.dtype)
+        axes = [i + 1 for i, length in enumerate(self.shape) if length == 1 and gradients.shape[i + 1] > 1]
+        gradients = gradients.sum(axes) if axes else gradients
+        gradients = gradients.reshape(len(gradients), -1)
+        rest = self.parameter.numel() - self.first - gradients.shape[1]
+        gradients = F.pad(gradients, [self.first, rest]) if self.first or rest else gradients
+        return gradients.reshape(len(gradients), *self.parameter.shape)
 
 
 @dataclass
@@ -114,8 +114,8 @@ class LookupUse(Use):
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Gradients added up where their token's row is."""
         tokens, g = self._flat(g, part)
-        found = g.new_zeros(len(tokens), *self.table.shape)
-        return found.scatter_add_(1, tokens.unsqueeze(-1).expand(-1, -1, self.table.shape[1]), g)
+        gradients = g.new_zeros(len(tokens), *self.table.shape)
+        return gradients.scatter_add_(1, tokens.unsqueeze(-1).expand(-1, -1, self.table.shape[1]), g)
 
 
 class ChosenEntries:

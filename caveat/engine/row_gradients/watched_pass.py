@@ -83,8 +83,8 @@ class WatchedPass:
         if not reached:
             return [torch.zeros_like(point) for point in self.points]
         cotangents = [v.to(result.dtype) for result in reached]
-        found = torch.autograd.grad(reached, self.points, cotangents, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.points, found, strict=True)]
+        gradients = torch.autograd.grad(reached, self.points, cotangents, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.points, gradients, strict=True)]
 
     def misplaced(self) -> set[str]:
         """Parameters that met rows elsewhere than they were taken to be, where that can happen.
@@ -101,14 +101,14 @@ class WatchedPass:
         v = torch.randn(self.outputs.shape, generator=rng, dtype=torch.float64).to(self.outputs)
         powers = (2.0 ** (torch.arange(len(v)) % 61 - 30)).to(v)
         plain, multiplied = self.gradients(v), self.gradients(v * powers.reshape(-1, *[1] * (v.ndim - 1)))
-        found = set()
+        names = set()
         for use, point in at_risk:
             wanted, given = (use.arranged(gradients[point]).flatten(1) for gradients in (plain, multiplied))
             given = given / powers.repeat_interleave(len(given) // use.rows).unsqueeze(1).to(given.dtype)
             rounding = 0.1 * wanted.abs() + 1e-3 * wanted.abs().max()
             if bool(((given - wanted).abs() > rounding).any()):
-                found.add(use.name)
-        return found
+                names.add(use.name)
+        return names
 
     def last_layer(self) -> tuple[str, ...]:
         """Weight and bias of the linear layer that makes the outputs, where it is all that is watched; else none."""
@@ -136,10 +136,10 @@ def _with_copies(network: Network, params: Params, copies: Params, x: Inputs, ve
     """The outputs with parameters of each row's own."""
     batched = [t for t in tensors(x) if t.ndim]
 
-    def one(own: Params, *row: Tensor) -> Tensor:
+    def one(copies_of_row: Params, *row: Tensor) -> Tensor:
         values = iter(row)
         alone = map_tensors(lambda t: next(values).unsqueeze(0) if t.ndim else t, x)
-        return network(params | own, alone)[0]
+        return network(params | copies_of_row, alone)[0]
 
     if vectorised:
         with _FILTERS, warnings.catch_warnings():

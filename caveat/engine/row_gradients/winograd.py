@@ -57,14 +57,14 @@ class Winograd(TorchFunctionMode):
     ) -> Any:
         """Another way for the two functions, where they are called as it can take them."""
         kwargs = kwargs or {}
-        found = None
+        result = None
         if func is torch.conv2d:
-            found = self._convolution(*args, **kwargs)
+            result = self._convolution(*args, **kwargs)
         elif func is F.relu:
-            found = self._relu(*args, **kwargs)
+            result = self._relu(*args, **kwargs)
         elif func is F.batch_norm:
-            found = self._batch_norm(*args, **kwargs)
-        return func(*args, **kwargs) if found is None else found
+            result = self._batch_norm(*args, **kwargs)
+        return func(*args, **kwargs) if result is None else result
 
     def _convolution(
         self,
@@ -163,8 +163,8 @@ class _WinogradKernel:
         """The gradient at inputs of that shape from the one at outputs, times scale where the gate is positive."""
         if self._worth(g, back=True):
             return self._convolved(g, shape, True, gate, scale)
-        found = conv2d_input(shape, self.weight, g, stride=self.stride, padding=self.padding)
-        return found if gate is None or scale is None else found * (gate > 0) * scale[:, None, None]
+        gradient = conv2d_input(shape, self.weight, g, stride=self.stride, padding=self.padding)
+        return gradient if gate is None or scale is None else gradient * (gate > 0) * scale[:, None, None]
 
     def _worth(self, x: Tensor, back: bool) -> bool:
         self.met[back] += x.numel() // x.shape[1]

@@ -42,9 +42,9 @@ class Site:
     def of_active(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Tensor, ...]], Tensors]:
         """The operation's floating-point outputs as a function of the active values alone, and these."""
 
-        def function(*own: Tensor) -> tuple[Tensor, ...]:
+        def function(*active_values: Tensor) -> tuple[Tensor, ...]:
             given = list(values)
-            for place, value in zip(self.active, own, strict=True):
+            for place, value in zip(self.active, active_values, strict=True):
                 given[place] = value
             return floating(self(given))
 

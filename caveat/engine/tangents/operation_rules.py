@@ -58,16 +58,16 @@ class _General:
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         function, at = self.site.of_active(saved)
 
-        def one(*own: Tensor) -> Tensors:
-            found: Tensors = jvp(function, at, own)[1]
-            return found
+        def one(*tangent: Tensor) -> Tensors:
+            derivatives: Tensors = jvp(function, at, tangent)[1]
+            return derivatives
 
         return [Terms(t) for t in torch.vmap(one)(*(t.whole for t in tangents))]
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         function, at = self.site.of_active(saved)
         some = {i: g.whole for i, g in enumerate(cotangents) if g is not None}
-        pullback = torch.func.vjp(lambda *own: tuple(function(*own)[i] for i in some), *at)[1]
+        pullback = torch.func.vjp(lambda *active_values: tuple(function(*active_values)[i] for i in some), *at)[1]
         return torch.vmap(pullback)(tuple(some.values()))
 
 
@@ -175,5 +175,5 @@ class _Sum:
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         (g,) = cotangents
         assert g is not None
-        found = [summed_to(g.whole, shape) for shape in self.shapes]
-        return [own if sign > 0 else -own for sign, own in zip(self.signs, found, strict=True)]
+        summed = [summed_to(g.whole, shape) for shape in self.shapes]
+        return [cotangent if sign > 0 else -cotangent for sign, cotangent in zip(self.signs, summed, strict=True)]

@@ -55,8 +55,8 @@ class ConvolutionRule:
         terms: list[Tensor] = []
         if 0 in given:
             geometry = self.layout.geometry(self.plain)
-            found = self._convolved(self.layout.folded(given[0]), self.layout.filter(weight), geometry)
-            terms.append(self.layout.unfolded(found, len(given[0])))
+            images = self._convolved(self.layout.folded(given[0]), self.layout.filter(weight), geometry)
+            terms.append(self.layout.unfolded(images, len(given[0])))
         if 1 in given:
             total = terms.pop() if terms and not self.on_gpu else None
             terms.append(self._with_weights(x, given[1], total))
@@ -71,8 +71,8 @@ class ConvolutionRule:
         return (Terms(*terms),)
 
     def _convolved(self, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        found: Tensor = aten.convolution(x, weight, None, *geometry, False, [0] * (x.ndim - 2), self.groups)
-        return found
+        result: Tensor = aten.convolution(x, weight, None, *geometry, False, [0] * (x.ndim - 2), self.groups)
+        return result
 
     def _with_weights(self, x: Tensor, weights: Tensor, total: Tensor | None) -> Tensor:
         """The same inputs with each of K weights, added to what there is."""
@@ -81,18 +81,18 @@ class ConvolutionRule:
             each = (self._convolved(x, by_channels(weight), self.of_weights) for weight in weights)
             if total is None:
                 return torch.stack(list(each))
-            for own, found in zip(total, each, strict=True):
-                own.add_(found)
+            for tangent, images in zip(total, each, strict=True):
+                tangent.add_(images)
             return total
         beside = weights.unflatten(1, (self.groups, -1)).transpose(0, 1).flatten(0, 2)
-        found = self._convolved(x, by_channels(beside), self.of_weights).unflatten(1, (self.groups, len(weights), -1))
-        found = found.movedim(2, 0).flatten(2, 3)
+        images = self._convolved(x, by_channels(beside), self.of_weights).unflatten(1, (self.groups, len(weights), -1))
+        images = images.movedim(2, 0).flatten(2, 3)
         if total is not None:
-            return total.add_(found)
+            return total.add_(images)
         if self.on_gpu:
-            return found
-        rows = empty_by_channels((found.shape[:2].numel(), *found.shape[2:]), found)
-        return rows.unflatten(0, found.shape[:2]).copy_(found)
+            return images
+        rows = empty_by_channels((images.shape[:2].numel(), *images.shape[2:]), images)
+        return rows.unflatten(0, images.shape[:2]).copy_(images)
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         """Cotangents of the active values."""
@@ -101,30 +101,34 @@ class ConvolutionRule:
         k = len(cotangents[0].whole)
         folded = self.layout.folded(cotangents[0].whole)
         g = self.layout.unfolded(folded, k)
-        found = []
+        pulled = []
         for part in self.active:
             if part == 0:
                 like = self.layout.empty(x, k)
                 geometry = self.layout.geometry(self.plain)
-                own = self._gradients(folded, like, self.layout.filter(weight), geometry, of_inputs=True)
-                found.append(self.layout.unfolded(own, k))
+                of_inputs_folded = self._gradients(folded, like, self.layout.filter(weight), geometry, of_inputs=True)
+                pulled.append(self.layout.unfolded(of_inputs_folded, k))
             elif part == 1:
-                found.append(self._weights_of(g, x, weight))
+                pulled.append(self._weights_of(g, x, weight))
             else:
-                found.append(g.sum((1, *range(3, g.ndim))))
-        return found
+                pulled.append(g.sum((1, *range(3, g.ndim))))
+        return pulled
 
     def _gradients(self, g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, of_inputs: bool) -> Tensor:
         wanted = [of_inputs, not of_inputs, False]
-        found = aten.convolution_backward(g, x, weight, None, *geometry, False, [0] * (x.ndim - 2), self.groups, wanted)
-        result: Tensor = found[0 if of_inputs else 1]
+        gradients = aten.convolution_backward(
+            g, x, weight, None, *geometry, False, [0] * (x.ndim - 2), self.groups, wanted
+        )
+        result: Tensor = gradients[0 if of_inputs else 1]
         return result
 
     def _weights_of(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradients of the weight for each of K cotangents."""
         x = x if self.thinned is None else by_channels(x[self.thinned])
         if self.alone:
-            return torch.stack([self._gradients(own, x, weight, self.of_weights, of_inputs=False) for own in g])
+            return torch.stack(
+                [self._gradients(cotangent, x, weight, self.of_weights, of_inputs=False) for cotangent in g]
+            )
         apart = g.unflatten(2, (self.groups, -1)).movedim(0, 2)  # [B, G, K, O / G, ...]
         if self.layout.beside:
             beside = by_channels(apart.flatten(1, 3))
@@ -132,8 +136,8 @@ class ConvolutionRule:
             beside = empty_by_channels((len(x), len(g) * self.weight[0], *g.shape[3:]), g)
             beside.unflatten(1, apart.shape[1:4]).copy_(apart)
         like = empty_by_channels((len(g) * self.weight[0], *self.weight[1:]), weight)
-        found = self._gradients(beside, x, like, self.of_weights, of_inputs=False)
-        return found.unflatten(0, (self.groups, len(g), -1)).transpose(0, 1).flatten(1, 2)
+        gradients = self._gradients(beside, x, like, self.of_weights, of_inputs=False)
+        return gradients.unflatten(0, (self.groups, len(g), -1)).transpose(0, 1).flatten(1, 2)
 
 
 class MatrixProductRule:
@@ -158,8 +162,8 @@ class MatrixProductRule:
             total = (given["a"].flatten(0, 1) @ b).unflatten(0, (-1, len(a)))
         if "b" in given:
             beside = given["b"].mT.flatten(0, 1)  # [K O, I]: K matrices are one product
-            found = (a @ beside.T).unflatten(1, (-1, b.shape[1])).transpose(0, 1)
-            total = found if total is None else total.add_(found)
+            products = (a @ beside.T).unflatten(1, (-1, b.shape[1])).transpose(0, 1)
+            total = products if total is None else total.add_(products)
         if "c" in given:
             c = aligned(given["c"], 2)
             total = c.expand(-1, len(a), b.shape[1]) if total is None else total + c
@@ -171,16 +175,16 @@ class MatrixProductRule:
         a, b = saved
         assert cotangents[0] is not None
         g = cotangents[0].whole
-        found = []
+        pulled = []
         for part in self.parts:
             if part == "a":
-                found.append((g.flatten(0, 1) @ b.T).unflatten(0, (-1, len(a))))
+                pulled.append((g.flatten(0, 1) @ b.T).unflatten(0, (-1, len(a))))
             elif part == "b":
                 beside = g.transpose(0, 1).flatten(1)  # [rows, K O]
-                found.append((beside.T @ a).unflatten(0, (len(g), -1)).mT)
+                pulled.append((beside.T @ a).unflatten(0, (len(g), -1)).mT)
             else:
-                found.append(summed_to(g, self.shapes["c"]))
-        return found
+                pulled.append(summed_to(g, self.shapes["c"]))
+        return pulled
 
 
 @dataclass(frozen=True)
@@ -197,8 +201,8 @@ class MaxPoolRule:
         """Tangents of the outputs."""
         t = tangents[0].whole
         (places,) = saved
-        found = _rows_of_channels(t).gather(2, places.flatten(1, 2).expand(len(t), -1, -1, -1))
-        return (Terms(found.unflatten(2, places.shape[1:3]).movedim(-1, 2)),)
+        largest = _rows_of_channels(t).gather(2, places.flatten(1, 2).expand(len(t), -1, -1, -1))
+        return (Terms(largest.unflatten(2, places.shape[1:3]).movedim(-1, 2)),)
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         """Cotangents of the active values."""
@@ -206,9 +210,9 @@ class MaxPoolRule:
         g = cotangents[0].whole
         (places,) = saved
         b, c, h, w = self.shape
-        found = g.new_zeros(len(g), b, h * w, c)
-        found.scatter_add_(2, places.flatten(1, 2).expand(len(g), -1, -1, -1), _rows_of_channels(g))
-        return (found.unflatten(2, (h, w)).movedim(-1, 2),)
+        pulled = g.new_zeros(len(g), b, h * w, c)
+        pulled.scatter_add_(2, places.flatten(1, 2).expand(len(g), -1, -1, -1), _rows_of_channels(g))
+        return (pulled.unflatten(2, (h, w)).movedim(-1, 2),)
 
 
 def _rows_of_channels(t: Tensor) -> Tensor:
