@@ -113,7 +113,7 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
 
 
 def _check_kinds(method: Any, start: Any) -> None:
-    """Classes and names in place of instances are the usual slip."""
+    """Raise a TypeError for a class or a name in the place of an instance, which is the usual slip."""
     for name, given in (("method", method), ("start", start)):
         if isinstance(given, type | str | Path):
             advice = "caveat.load(folder, model) for a folder, or an instance such as caveat.MAP()"

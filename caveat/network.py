@@ -223,7 +223,7 @@ def layer_of(name: str) -> str:
 
 
 def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
-    """Classes and names in place of instances are the usual slip."""
+    """Raise a TypeError for a class or a name in the place of an instance, which is the usual slip."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"the model must be a torch module, got {module!r}: build one first")
     if isinstance(likelihood, type) or not hasattr(likelihood, "log_prob"):
@@ -233,10 +233,10 @@ def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
-    """A context in whose arithmetic nobody outside has a say.
+    """A context in which a surrounding autocast has no effect.
 
-    Nor is what an autocast inside it rounds kept: torch forgets that only when the outermost context is left, so that
-    weights would stay those of the first step.
+    Autocast's cache is off in it: torch empties the cache only when the outermost context is left, so that an autocast
+    inside a training loop would go on with the rounded weights of the first step.
     """
     return torch.autocast(device.type, enabled=False, cache_enabled=False)
 

@@ -79,7 +79,7 @@ class Rows:
         return chosen
 
     def some(self, count: int) -> "Rows":
-        """At most so many, evenly spaced."""
+        """At most `count` of these rows, evenly spaced."""
         return self.part(_spread(len(self), count))
 
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:

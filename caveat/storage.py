@@ -159,7 +159,7 @@ def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Have a Ctrl-C wait: inside safetensors it is swallowed, and a whole file then looks like a broken one."""
+    """Let a Ctrl-C wait until the block ends: safetensors would swallow it, and a whole file would look broken."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return

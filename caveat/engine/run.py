@@ -140,15 +140,15 @@ class Run:
 
     @staticmethod
     def tell(bar: tqdm, text: str) -> None:
-        """Put words beside a bar between its steps, once it shows itself."""
+        """Put words beside a progress bar between its steps, once the bar is visible."""
         bar.set_postfix_str(text, refresh=not bar.disable and bar.format_dict["elapsed"] > bar.delay)
 
     def checkpoint_due(self) -> bool:
-        """Whether enough time has passed to keep the place again."""
+        """Whether enough time has passed since the last checkpoint to write another."""
         return self.folder is not None and time.monotonic() - self._saved_at >= self.seconds_between_checkpoints
 
     def checkpoint(self, carry: State, note: dict[str, Any]) -> None:
-        """Keep what is needed to go on from here: tensors, and json beside them."""
+        """Write what is needed to go on from here: tensors, and json beside them."""
         started = time.monotonic()
         if self.ranks.first:
             self.append("checkpoint", carry, note)
@@ -198,7 +198,7 @@ class Run:
         treatment: str | Callable[[Layer], str],
         diagnostics: dict[str, Any] | None = None,
     ) -> Info:
-        """What there is to say; `treatment` is that of all selected parameters, or says it layer by layer."""
+        """What a person wants to know of this fit; `treatment` is that of all selected parameters, or of each layer."""
         coverage = [
             {
                 "layer": layer.name or "(module)",

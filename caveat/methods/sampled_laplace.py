@@ -86,11 +86,11 @@ class SampledLaplace(Method):
 
     @property
     def default_draws(self) -> int:
-        """All samples."""
+        """As many draws as there are samples."""
         return self.samples
 
     def closed_form(self, likelihood: Likelihood) -> bool:
-        """Where it is asked for, or exact but for the variance's own error."""
+        """Yes where it is asked for, or where it is exact but for the error of a variance from samples."""
         return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, Gaussian))
 
     def memory(self, network: Network) -> int:
@@ -100,8 +100,8 @@ class SampledLaplace(Method):
         return copies_of_the_weights(self.samples, solved, rank) * network.n_parameters * network.dtype.itemsize
 
     def check(self, task: Task, device: torch.device) -> None:
-        """Refuse before anything is trained."""
-        network = self._own(task.network)
+        """Refuse what can be refused before a start is trained."""
+        network = self._restricted(task.network)
         if network.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
@@ -115,8 +115,8 @@ class SampledLaplace(Method):
             )
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """The sketch, the prior precision, the samples, their temperature."""
-        network = self._own(task.network.to(run.device))
+        """Linearise, find the prior precision, solve for the samples, and find their temperature."""
+        network = self._restricted(task.network.to(run.device))
         params, hyper = dict(start["params"]), dict(start["hyper"])
         if hyper.pop("temperature", None) is not None:
             run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
@@ -184,7 +184,7 @@ class SampledLaplace(Method):
             return self.g_prior
         return self.precision != "given" and bool(normalisations(network))
 
-    def _own(self, network: Network) -> Network:
+    def _restricted(self, network: Network) -> Network:
         """The network restricted to the weights of the linear model."""
         if self.normalisation_weights:
             return network
@@ -215,7 +215,9 @@ class SampledLaplace(Method):
     def predictor(self, state: State, network: Network) -> SamplePredictor:
         """The linearised network at the samples, or the network itself."""
         by_weights = self.prediction == "weights"
-        return SamplePredictor(SampleState.of(state), self._own(network), by_weights=by_weights, at_once=self.at_once)
+        return SamplePredictor(
+            SampleState.of(state), self._restricted(network), by_weights=by_weights, at_once=self.at_once
+        )
 
 
 def _report(hyper: Hyperparameters, tuned: Tuned | None, notes: list[dict[str, Any]], names: list[str]) -> Any:

@@ -36,6 +36,7 @@ class Predictive(Protocol):
 
 
 def log_mean_exp(values: Tensor) -> Tensor:
+    """The logarithm of the mean over draws of exp(values), [S, ...] -> [...]."""
     return values.logsumexp(0) - math.log(len(values))
 
 

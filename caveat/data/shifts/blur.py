@@ -20,7 +20,7 @@ __all__ = ["BLUR"]
 
 
 def gaussian_blur(x: Tensor, sigma: float, draws: RowDraws) -> Tensor:
-    """A Gaussian filter."""
+    """Blur with a Gaussian filter of standard deviation sigma."""
     return gaussian_blurred(x, sigma)
 
 

@@ -51,7 +51,7 @@ def pixelate(x: Tensor, share: float, draws: RowDraws) -> Tensor:
 
 
 def jpeg_compression(x: Tensor, quality: int, draws: RowDraws) -> Tensor:
-    """Through Pillow's encoder and decoder."""
+    """Send the image through Pillow's JPEG encoder and decoder."""
     image = import_extra("PIL.Image")
     pixels = np.ascontiguousarray((x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).squeeze(3).numpy())
     found = np.empty_like(pixels)

@@ -37,15 +37,15 @@ class RowDraws:
         return len(self._content)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal."""
+        """Standard normal numbers, [N, *shape]."""
         return self._filled(shape, lambda generator, row: generator.standard_normal(dtype=np.float32, out=row))
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform in [0, 1)."""
+        """Uniform numbers in [0, 1), [N, *shape]."""
         return self._filled(shape, lambda generator, row: generator.random(dtype=np.float32, out=row))
 
     def poisson(self, rates: Tensor) -> Tensor:
-        """One count for each rate [N, ...]."""
+        """A Poisson count for each rate, [N, ...]."""
         out = np.empty(rates.shape, dtype=np.float32)
         for generator, rate, row in zip(self._generators, rates.numpy(), out, strict=True):
             row[...] = generator.poisson(rate)

@@ -12,7 +12,7 @@ __all__ = ["NOISE"]
 
 
 def gaussian_noise(x: Tensor, scale: float, draws: RowDraws) -> Tensor:
-    """Add scale e."""
+    """Add scale e with e standard normal."""
     return x + scale * draws.normal(*x.shape[1:])
 
 
@@ -28,7 +28,7 @@ def impulse_noise(x: Tensor, share: float, draws: RowDraws) -> Tensor:
 
 
 def speckle_noise(x: Tensor, scale: float, draws: RowDraws) -> Tensor:
-    """Add scale x e."""
+    """Add scale x e with e standard normal."""
     return x + scale * x * draws.normal(*x.shape[1:])
 
 

@@ -19,7 +19,7 @@ def feature_shift(x: Tensor, deviations: float, draws: RowDraws) -> Tensor:
 
 
 def signal_noise(x: Tensor, deviations: float, draws: RowDraws) -> Tensor:
-    """Add deviations e."""
+    """Add deviations e with e standard normal."""
     return x + deviations * draws.normal(x.shape[1])
 
 

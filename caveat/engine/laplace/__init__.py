@@ -6,7 +6,7 @@
     laplace_steps      the steps that their fits take, in order
     chosen_weights     the weights that a posterior is over
     selection          which weights to be Bayesian about
-    sweep              passes over the data that sum a curvature
+    sweep              passes over the data that sum a curvature; `gram_matrix`, the sum of F^T F in pieces
     gaussians          the Gaussian of a full or low-rank curvature
     layer_gaussians    the Gaussian of diagonal and Kronecker-factored curvatures
     prior_precision    the prior precision: given, by evidence, or by validation rows

@@ -49,13 +49,13 @@ class WeightGaussian(Protocol):
         """Covariance of J delta: of each row's D outputs [B, D, D], or of all rows together [B D, B D]."""
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draws, [count, n], in coordinates of the Gaussian's own."""
+        """Draws of delta, [count, n], in the Gaussian's own coordinates."""
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta for each draw, [count, B, D]."""
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """The draws as weights, [count, n]."""
+        """The weights [count, n] that draws in the Gaussian's own coordinates stand for."""
 
     def log_det(self) -> float:
         """Log determinant of the precision P."""
@@ -64,10 +64,10 @@ class WeightGaussian(Protocol):
         """The diagonal of P^-1, [n]."""
 
     def tensors(self) -> Params:
-        """What is stored."""
+        """The tensors that a posterior stores of it."""
 
     def curvature(self) -> "Curvature":
-        """What the data gave."""
+        """The data's part of the precision."""
 
 
 class PrecisionPath(Protocol):
@@ -99,7 +99,7 @@ class Curvature(Protocol):
         """All multiples of these prior precisions at once."""
 
     def times(self, factor: float) -> "Curvature":
-        """The curvature times a number: of rows that say more or less than was thought."""
+        """The curvature times a number, as for rows that carry more or less information than was assumed."""
 
     def tensors(self) -> Params:
         """The sums that a pass over the data makes, which add up over data."""
@@ -113,17 +113,17 @@ class DenseGaussian:
     prior: Tensor
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
-        """As the columns of all outputs fit."""
+        """How many rows a pass should take, as the gradients of all their outputs fit."""
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
     def _whitened(self, j: Tensor) -> Tensor:
-        """Times L^-T: what j delta is made of in independent standard normals."""
+        """J L^-T, [..., n]: the coefficients of J delta in independent standard normals."""
         flat = j.flatten(0, -2)
         solved = torch.linalg.solve_triangular(self.cholesky.to(flat.dtype), flat.T, upper=False).T
         return solved.reshape(j.shape)
 
     def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
-        """J P^-1 J^T from half of it."""
+        """J P^-1 J^T as half half^T, with half = J L^-T."""
         more_rows_than_weights = row_pass.outputs.numel() > len(self.prior)
         if more_rows_than_weights and row_pass.features() is not None:  # the inverse is less work than solving for J
             half = row_pass.times(self._inverse)
@@ -144,11 +144,11 @@ class DenseGaussian:
         return torch.linalg.solve_triangular(self.cholesky.mT, z, upper=True).T
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
-        """J delta."""
+        """J delta for each draw, [count, B, D]."""
         return torch.movedim(row_pass.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """They are weights."""
+        """The draws themselves: the coordinates are weights."""
         return deltas
 
     def log_det(self) -> float:
@@ -156,15 +156,15 @@ class DenseGaussian:
         return 2 * float(self.cholesky.diagonal().double().log().sum())
 
     def variances(self) -> Tensor:
-        """The diagonal of the inverse."""
+        """The diagonal of P^-1, [n]."""
         return torch.cholesky_inverse(self.cholesky).diagonal()
 
     def tensors(self) -> Params:
-        """The factor and the prior."""
+        """The Cholesky factor [n, n] and the prior precisions [n]."""
         return {"cholesky": self.cholesky, "prior": self.prior}
 
     def curvature(self) -> "FullCurvature":
-        """What the data gave: P less the prior."""
+        """The data's part of the precision: P less the prior."""
         factor = in_float64(self.cholesky)
         precision = factor @ factor.mT
         precision.diagonal().sub_(self.prior.to(factor))
@@ -179,7 +179,7 @@ class FullCurvature:
     form: ClassVar[str] = "full"
 
     def gaussian(self, prior: Tensor) -> DenseGaussian:
-        """Factor GGN + diag(prior)."""
+        """The Gaussian of precision GGN + diag(prior), factored."""
         return DenseGaussian(_factored(in_float64(self.ggn, copy=True), prior).to(prior.dtype), prior)
 
     def path(self, prior: Tensor) -> "_Spectrum":
@@ -196,7 +196,7 @@ class FullCurvature:
         return FullCurvature(self.ggn * factor)
 
     def tensors(self) -> Params:
-        """The matrix."""
+        """The GGN matrix, [n, n]."""
         return {"ggn": self.ggn}
 
 
@@ -231,7 +231,7 @@ class LowRankGaussian:
     prior: Tensor
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
-        """As the columns of all outputs fit."""
+        """How many rows a pass should take, as the gradients of all their outputs fit."""
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
     def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
@@ -255,29 +255,29 @@ class LowRankGaussian:
         return u - (solved @ self.rows) / self.prior.to(self.rows.dtype)
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
-        """J delta."""
+        """J delta for each draw, [count, B, D]."""
         return torch.movedim(row_pass.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """They are weights."""
+        """The draws themselves: the coordinates are weights."""
         return deltas
 
     def log_det(self) -> float:
-        """log|D| + log|K|."""
+        """The log determinant of P, which is log|D| + log|K|."""
         return float(self.prior.double().log().sum()) + 2 * float(self.cholesky.diagonal().double().log().sum())
 
     def variances(self) -> Tensor:
-        """The diagonal of Woodbury's identity."""
+        """The diagonal of P^-1, [n], by Woodbury's identity."""
         solved = torch.linalg.solve_triangular(self.cholesky, self.rows.to(self.cholesky.dtype), upper=False)
         half = solved / self.prior.to(solved)
         return (1 / self.prior.to(half) - half.square().sum(0)).to(self.rows.dtype)
 
     def tensors(self) -> Params:
-        """Rows, factor, prior."""
+        """The rows [m, n], the Cholesky factor [m, m] and the prior precisions [n]."""
         return {"rows": self.rows, "cholesky": self.cholesky, "prior": self.prior}
 
     def curvature(self) -> "StackedCurvature":
-        """What the data gave."""
+        """The data's part of the precision."""
         return StackedCurvature(self.rows)
 
 
@@ -289,7 +289,7 @@ class StackedCurvature:
     form: ClassVar[str] = "rows"
 
     def gaussian(self, prior: Tensor) -> LowRankGaussian:
-        """Factor K, which is small."""
+        """The Gaussian of precision rows^T rows + diag(prior); only K, [m, m], is factored."""
         return self._with(self._inner(prior), prior)
 
     def path(self, prior: Tensor) -> "_DualSpectrum":
@@ -314,7 +314,7 @@ class StackedCurvature:
         return LowRankGaussian(self.rows, _factored(inner, torch.ones_like(inner[0])), prior)
 
     def tensors(self) -> Params:
-        """The rows."""
+        """The rows, [m, n]."""
         return {"rows": self.rows}
 
 
@@ -348,7 +348,7 @@ class _DualSpectrum:
 
 
 def in_float64(matrix: Tensor, copy: bool = False) -> Tensor:
-    """The matrix to factor: in float64 where that is affordable."""
+    """The matrix in the type in which it is factored: float64 where that is affordable."""
     return matrix.to(torch.float64 if len(matrix) <= DOUBLE_UP_TO else matrix.dtype, copy=copy)
 
 

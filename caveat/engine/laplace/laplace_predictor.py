@@ -38,7 +38,7 @@ class LaplacePredictor:
         self._replicas = Replicas(lambda: replace(chosen, network=chosen.network.replica()))
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Weights: the point plus draws of the Gaussian."""
+        """Weight draws: the point plus draws of the Gaussian, n of them."""
         with self._replicas.lent() as chosen:
             yield from self._weight_draws(chosen, n, rng)
 

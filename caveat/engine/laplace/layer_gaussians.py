@@ -27,19 +27,19 @@ class DiagonalPart:
     ggn: Tensor
 
     def spectrum(self) -> Tensor:
-        """Curvature of each coordinate."""
+        """The curvature of each coordinate, [p]."""
         return self.ggn
 
     def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
-        """J of this parameter, [b, D, p]."""
+        """Pieces of J of this parameter, [b, D, p], each with its rows."""
         yield from row_pass.jacobian_blocks(names)
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """Coordinates are weights."""
+        """The draws themselves: the coordinates are weights."""
         return deltas
 
     def variances(self, precision: Tensor) -> Tensor:
-        """One over the precision."""
+        """One over the precision of each coordinate, [p]."""
         return 1 / precision
 
     def times(self, factor: float) -> "DiagonalPart":
@@ -47,7 +47,7 @@ class DiagonalPart:
         return DiagonalPart(self.ggn * factor)
 
     def tensors(self) -> Params:
-        """The diagonal."""
+        """The diagonal, [p]."""
         return {"ggn": self.ggn}
 
 
@@ -64,7 +64,7 @@ class KroneckerPart:
     has_bias: bool
 
     def rotated(self) -> "RotatedPart":
-        """In the basis where it is diagonal."""
+        """The same product in its eigenbasis, where it is diagonal."""
         a_values, a_vectors = torch.linalg.eigh(in_float64(self.inputs / self.count))
         g_values, g_vectors = torch.linalg.eigh(in_float64(self.outputs))
         dtype = self.inputs.dtype
@@ -77,7 +77,7 @@ class KroneckerPart:
         return KroneckerPart(self.inputs, self.outputs * factor, self.count, self.has_bias)
 
     def tensors(self) -> Params:
-        """The sums."""
+        """The sums A [I, I] and G [O, O], and the count of positions."""
         return {"inputs": self.inputs, "outputs": self.outputs, "count": self.count}
 
 
@@ -93,12 +93,12 @@ class RotatedPart:
     has_bias: bool
 
     def kronecker(self) -> KroneckerPart:
-        """The sums that it came from."""
+        """The sums A and G that it was rotated from."""
         a = (self.in_vectors * self.in_values) @ self.in_vectors.T * self.count
         return KroneckerPart(a, (self.out_vectors * self.out_values) @ self.out_vectors.T, self.count, self.has_bias)
 
     def spectrum(self) -> Tensor:
-        """Curvature of each coordinate, flat."""
+        """The curvature of each coordinate, flat, [O I]."""
         return torch.outer(self.out_values, self.in_values).flatten()
 
     def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
@@ -135,7 +135,7 @@ class RotatedPart:
         return _split_bias(whole.unsqueeze(0), self.has_bias)[0]
 
     def tensors(self) -> Params:
-        """Bases and eigenvalues."""
+        """The eigenvalues, the bases and the count."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "has_bias"}
 
 
@@ -171,11 +171,11 @@ class LayerGaussian:
     lowest: ClassVar[float] = 0.0
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
-        """As the gradients of all outputs at all layers fit."""
+        """How many rows a pass should take, as the gradients of all outputs at all layers fit."""
         return jacobian.rows_at_once(layers=jacobian.plan.outputs)
 
     def precisions(self, scale: float = 1.0) -> Iterator[tuple[tuple[str, ...], Part, Tensor]]:
-        """Each part with the precision of its coordinates."""
+        """Every part with the names of its parameters and the precision of its coordinates, [p]."""
         for names, part in self.parts.items():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
@@ -184,7 +184,7 @@ class LayerGaussian:
             yield names, part, values + scale * prior
 
     def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
-        """Summed over parts."""
+        """J P^-1 J^T summed over the parts, [B, D, D], or joint [B D, B D]."""
         if not joint:
             d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
             by_row = row_pass.outputs.new_zeros(len(row_pass.outputs), d, d)
@@ -203,7 +203,7 @@ class LayerGaussian:
         return total
 
     def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
-        """For several multiples of the prior from one pass."""
+        """J P^-1 J^T for several multiples of the prior from one pass, [K, B, D, D]."""
         d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
         i, j = torch.triu_indices(d, d, device=row_pass.outputs.device)
         pairs = row_pass.outputs.new_zeros(len(row_pass.outputs), len(i), len(scales))
@@ -224,13 +224,13 @@ class LayerGaussian:
         return total
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
-        """Independent in the coordinates of each part."""
+        """Draws [count, n], independent in the coordinates of each part."""
         return torch.cat(
             [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
         )  # in the order of the parts
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
-        """J delta, part by part."""
+        """J delta for each draw, summed over the parts, [count, B, D]."""
         d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
         total = deltas.new_zeros(len(row_pass.outputs), d, len(deltas))
         before = 0
@@ -255,11 +255,11 @@ class LayerGaussian:
         return weights
 
     def log_det(self, scale: float = 1.0) -> float:
-        """Summed over coordinates."""
+        """The log determinant of the precision, summed over all coordinates."""
         return sum(float(p.double().log().sum()) for _, _, p in self.precisions(scale))
 
     def variances(self) -> Tensor:
-        """Each part's."""
+        """The marginal variance of every weight, [n], part by part."""
         variances = torch.empty_like(self.prior)
         for names, part, precision in self.precisions():
             sizes = [self.places[name].stop - self.places[name].start for name in names]
@@ -268,14 +268,14 @@ class LayerGaussian:
         return variances
 
     def tensors(self) -> Params:
-        """Each part's curvature, and the prior."""
+        """The curvature of each part, and the prior precisions [n]."""
         tensors = {"prior": self.prior}
         for names, part in self.parts.items():
             tensors |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
         return tensors
 
     def curvature(self) -> "LayerCurvature":
-        """What the data gave."""
+        """The data's part of the precision."""
         return LayerCurvature(
             {n: p.kronecker() if isinstance(p, RotatedPart) else p for n, p in self.parts.items()}, self.places
         )
@@ -322,11 +322,11 @@ class LayerCurvature:
         return LayerCurvature({names: part.times(factor) for names, part in self.parts.items()}, self.places)
 
     def path(self, prior: Tensor) -> LayerGaussian:
-        """The same: a prior's multiples only change what is added."""
+        """The Gaussian itself: multiples of the prior only change what is added to each coordinate."""
         return self.gaussian(prior)
 
     def tensors(self) -> Params:
-        """Every part's sums."""
+        """The sums of every part, each under the names of its parameters."""
         return {
             f"{'+'.join(names)}|{key}": value
             for names, part in self.parts.items()

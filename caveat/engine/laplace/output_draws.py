@@ -20,7 +20,7 @@ AT_ONCE = 32  # outputs of a row whose covariance is made at once, unless a grou
 
 
 def output_groups(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
-    """Which of a row's flat outputs belong to one log probability, [P, C]."""
+    """The groups of a row's flat outputs that belong to one log probability each, [P, C]."""
     count = likelihood.predictive(outputs[:1].unsqueeze(0), hyper).log_prob(targets[:1]).numel()
     places = torch.arange(outputs[0].numel()).reshape(1, *outputs.shape[1:])
     return places.movedim(likelihood.output_axis, -1).reshape(count, -1)
@@ -38,7 +38,7 @@ def covariances(path: PrecisionPath, row_pass: RowPass, scales: Sequence[float],
 
 
 def rows_at_once(path: PrecisionPath, jacobian: Jacobian, groups: Tensor, scales: int, draws: int = 1) -> int:
-    """As the path says, and as the covariances of all scales and the draws of one fit."""
+    """How many rows a pass should take, so that the covariances of all scales and the draws of one scale fit."""
     (count, width), network = groups.shape, jacobian.network
     numbers = scales * max(count * width**2, max(AT_ONCE, width) ** 2)
     what = f"the covariance of {width:,} outputs of a row for {scales} prior precisions"

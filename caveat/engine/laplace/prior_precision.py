@@ -55,7 +55,7 @@ class TunedGaussian:
 
 @dataclass
 class Tuner:
-    """What deciding the prior precision takes."""
+    """A curvature and a point, and the ways to decide the prior precision there."""
 
     curvature: Curvature
     prior: Tensor  # [n], as given
@@ -277,11 +277,11 @@ def tuned_gaussian(
 
 
 class PrecisionKnobs(Protocol):
-    """What a search for the prior precision goes by."""
+    """The knobs that a search for the prior precision goes by."""
 
     @property
     def precision(self) -> Precision | float:
-        """How it is found, or the precision itself."""
+        """How the precision is found, or the precision itself."""
 
     @property
     def prediction(self) -> str:
@@ -289,7 +289,7 @@ class PrecisionKnobs(Protocol):
 
     @property
     def n_draws(self) -> int:
-        """Of a prediction."""
+        """How many draws a prediction takes."""
 
 
 def _weight_outputs(

@@ -53,13 +53,13 @@ class Sweep:
     plans: Plans = field(default_factory=Plans)  # ways to the gradients of rows, found once
 
     def jacobian(self, index: Tensor | None = None) -> Jacobian:
-        """The Jacobian at this point."""
+        """The Jacobian of all weights, or of those at the positions `index` [n], at this point."""
         first = torch.arange(min(3, len(self.rows)))
         x, _ = next(iter(self.rows.batches([first], self.network.device)))
         return Jacobian(self.network, self.params, x, index, bfloat16=self.bfloat16, plans=self.plans)
 
     def cotangents(self, row_pass: RowPass, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
-        """Columns of R for all rows at once, in the outputs' layout."""
+        """The columns of R of all rows at once, each in the outputs' shape [B, ...]."""
         likelihood, outputs = self.network.likelihood, row_pass.outputs
         if self.fisher == "mc":
             yield likelihood.sample_noise(outputs, y, self.hyper, rng)
@@ -75,7 +75,7 @@ class Sweep:
                 yield v.reshape(factor.shape[:-1]).movedim(-1, likelihood.output_axis)
 
     def rank(self) -> int:
-        """Cotangents of a row."""
+        """How many cotangents a row takes."""
         if self.fisher == "mc":
             return 1
         x, y = next(iter(self.rows.batches([torch.arange(1)], self.network.device)))
@@ -330,7 +330,7 @@ class Sweep:
 
 
 def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyper) -> int:
-    """How many cotangents a row's Fisher information takes."""
+    """How many columns the factor of a row's Fisher information has, all positions together."""
     shape = network.likelihood.fisher_factor(outputs[:1], targets[:1], hyper).shape
     return math.prod(shape[1:-2]) * shape[-1]
 

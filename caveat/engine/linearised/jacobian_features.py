@@ -131,7 +131,7 @@ class NetworkFeatures:
             yield NetworkBlock(self, index.to(self.device), x, y)
 
     def of(self, rows: Tensor) -> "NetworkFeatures":
-        """Of some of the rows."""
+        """The features of some of the rows."""
         part = copy.copy(self)
         part.data, part.rows = self.data.part(rows.to(self.data.indices.device)), len(rows)
         return part

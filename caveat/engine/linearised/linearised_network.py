@@ -80,11 +80,11 @@ class NetworkModel:
         return features if self.scale is None else Scaled(features, self.scale)
 
     def inside(self, weights: Tensor) -> Tensor:
-        """Coordinates of weights, zero for those that are left out."""
+        """The coordinates of weights [..., d], zero for those that are left out."""
         return weights if self.scale is None else torch.where(self.scale > 0, weights / self.scale, 0.0)
 
     def outside(self, coordinates: Tensor) -> Tensor:
-        """Weights of coordinates."""
+        """The weights that coordinates [..., d] stand for."""
         return coordinates if self.scale is None else coordinates * self.scale
 
     def seen(self, weights: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class SamplePredictor:
         self._networks = Replicas(network.replica)
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Weights: the point plus stored samples."""
+        """Weight draws: the point plus stored samples, n of them."""
         with self._networks.lent() as network:
             yield from self._weight_draws(network, n, rng)
 

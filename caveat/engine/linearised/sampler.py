@@ -150,7 +150,7 @@ class Sampler:
 
 
 def copies_of_the_weights(samples: int, at_once: int, rank: int) -> int:
-    """How many sampling holds: the samples, ten vectors for each that is solved for, the sketch as it is made."""
+    """How many copies of the weights sampling holds: the samples, ten vectors for each solved for, and the sketch."""
     return samples + 10 * at_once + 6 * rank
 
 
@@ -247,7 +247,7 @@ class InputRows(Rows):
         return count_rows(self.x)
 
     def on(self, device: torch.device) -> Rows:
-        """Where they are."""
+        """The rows themselves: batches are moved as they are read."""
         return self
 
     def batches(self, order: Any, device: torch.device | str = "cpu") -> Iterator[Batch]:

@@ -1,15 +1,15 @@
 """Gradients of a network's outputs for each row by itself, of all weights or of chosen ones only.
 
     jacobian = Jacobian(network, params, x, index)
-    here = jacobian.at(x)                   one forward pass; here.outputs is [B, ...]
-    here.columns(v)                         v^T J for each row: [B, S], the chosen weights only
-    here.squares(v)                         sum over rows of (v^T J)^2, for every weight
-    here.times(matrix)                      J matrix for each row, [B, D, m]
+    row_pass = jacobian.at(x)               one forward pass; row_pass.outputs is [B, ...]
+    row_pass.columns(v)                     v^T J for each row: [B, S], the chosen weights only
+    row_pass.squares(v)                     sum over rows of (v^T J)^2, for every weight
+    row_pass.times(matrix)                  J matrix for each row, [B, D, m]
 
 J[b, d, s] = d outputs[b, d] / d w_s is never held for a batch x outputs x all weights: a cotangent v (of the outputs'
-shape) goes back through the network once (`watched_pass`), and each layer makes what is asked of its own gradient.
-Parameters that act in layers that `layer_rules` does not know get a copy for every row; which way a parameter goes is
-found on a few rows (`plan_search`).
+shape) goes back through the network once (`watched_pass`), and each layer computes what is asked of its own gradient.
+Parameters of functions that `function_rules` does not know get a copy for every row; which way a parameter takes is
+found out on a few rows (`plan_search`).
 
 Where the chosen weights are all of a linear layer, f = W phi + b, that makes the network's outputs, every output's
 gradient is phi (`row_pass.features()`), and products with J are products with phi, cheaper by the number of outputs.
@@ -38,12 +38,12 @@ __all__ = ["Jacobian", "Plans", "RowPass", "evenly", "one_hot"]
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans that were found at a cost, by the parameters that they are for: of one network, for several Jacobians."""
+    """The plans of one network, by the parameters that they are for, shared by its Jacobians: finding one is costly."""
 
     by_names: dict[tuple[str, ...], Plan] = field(default_factory=dict)
 
     def plan(self, network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
-        """The plan for these parameters, looked for in a pass over a few rows unless it is known."""
+        """The plan for these parameters, searched for in a pass over a few rows unless it is known."""
         if names not in self.by_names:
             self.by_names[names] = find_plan(network, params, names, x)
         return self.by_names[names]
@@ -143,7 +143,7 @@ class Jacobian:
 
 
 class RowPass:
-    """A forward pass, ready for cotangents."""
+    """A forward pass over some rows, ready for cotangents of its outputs."""
 
     def __init__(self, jacobian: Jacobian, passed: WatchedPass) -> None:
         self.jacobian, self.passed, self.outputs = jacobian, passed, passed.outputs
@@ -151,7 +151,7 @@ class RowPass:
         self._output_gradients: list[list[Tensor]] | None = None
 
     def gradients(self, v: Tensor) -> list[Tensor]:
-        """Gradients at every point for a cotangent of the outputs' shape."""
+        """The gradients at every point for one cotangent of the outputs' shape, [B, ...]."""
         return self.passed.gradients(v)
 
     def columns(self, v: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class RowPass:
         return (phi @ blocks.flatten(1)).unflatten(1, blocks.shape[1:])
 
     def squares(self, v: Tensor, names: Iterable[str] | None = None) -> Params:
-        """Sum over rows of the squared gradient of every weight (of the parameters named)."""
+        """The sum over rows of (v^T J)^2 for every weight of the parameters named, each of the parameter's shape."""
         gradients = self.gradients(v)
         wanted = self.jacobian.pieces if names is None else names
         squares = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
@@ -263,7 +263,7 @@ class RowPass:
         return [(use, point) for use, point in places if isinstance(use, ProductUse)]
 
     def by_name(self) -> dict[str, list[tuple[Use, int]]]:
-        """Uses and their points, by parameter."""
+        """Every use of a parameter with its point, by the parameter's name."""
         uses_by_name: dict[str, list[tuple[Use, int]]] = {}
         for use, point in self.passed.uses:
             uses_by_name.setdefault(use.name, []).append((use, point))
@@ -289,12 +289,12 @@ class RowPass:
 
 
 def evenly(rows: int, most: int) -> int:
-    """The size of pieces that are equal and at most so large: a last piece of few rows costs as much as a whole one."""
+    """The size of equal pieces of at most `most` rows: a last piece of few rows would cost as much as a whole one."""
     return -(-rows // max(1, -(-rows // most)))
 
 
 def one_hot(outputs: Tensor) -> Iterator[Tensor]:
-    """Cotangents that pick one output of every row after the other."""
+    """Cotangents of the outputs' shape, each of which picks one output of every row."""
     for d in range(outputs.shape[1:].numel()):
         v = outputs.new_zeros(len(outputs), outputs.shape[1:].numel())
         v[:, d] = 1
@@ -315,7 +315,7 @@ def _one_position(use: Use, point: int, gradients: list[Tensor]) -> Tensor | Non
 
 
 def _fast_layout(tensor: Tensor) -> Tensor:
-    """Channels last where it is faster: images and filters on a GPU."""
+    """The tensor with channels last where that is faster: images and filters on a GPU."""
     if tensor.device.type != "cuda" or tensor.ndim != 4:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)

@@ -65,7 +65,7 @@ def _normalised(
     bias: Tensor | None,
     over: Sequence[int] | None = None,
 ) -> Tensor | None:
-    """A norm layer, which `made` makes with a weight and a bias: of the last axes, or one number a channel."""
+    """Record a norm layer, which `norm_with` runs with a weight and a bias: of the last axes, or a number a channel."""
     if record.name(input) is not None:
         return None
     output = norm_with(weight, bias)

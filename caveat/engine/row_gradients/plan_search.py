@@ -25,7 +25,7 @@ __all__ = ["check_rows_are_independent", "find_plan"]
 
 
 def find_plan(network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
-    """For the parameters named, on a few of these rows."""
+    """The plan for the parameters named, found on a few of these rows."""
     try:
         with full_precision(network.device):
             return _tried_ways(network, _nearby(params, network.names), names, _few_rows(x))
@@ -37,7 +37,7 @@ def find_plan(network: Network, params: Params, names: tuple[str, ...], x: Input
 
 
 def check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
-    """Rows' outputs in a batch must be those that each has alone."""
+    """Raise a ValueError where the outputs of rows in a batch are not those of each row alone, [B, ...] both."""
     scale = float(alone.abs().max())
     if not float((in_batch - alone).abs().max()) <= _rounding(alone) * scale + 1e-6:
         raise ValueError(

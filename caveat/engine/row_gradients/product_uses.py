@@ -38,7 +38,7 @@ class ProductUse(Use):
 
     @property
     def width(self) -> int:
-        """Weights of one output."""
+        """How many weights one output has."""
         return self.weight[0].numel()
 
     def positions(self, g: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class ProductUse(Use):
         )
 
     def on_the_way(self, g: Tensor) -> int:
-        """The patches."""
+        """The numbers in the patches of one row, which are more than those of its gradient."""
         return self.groups * self.width * (super().on_the_way(g) // self.outputs)
 
     def chosen(self, g: Tensor, entries: ChosenEntries) -> Tensor:

@@ -37,7 +37,7 @@ class Record:
         self.found_axes: dict[str, list[Axis]] = {}  # of every use of a parameter, in the order of the calls
 
     def name(self, tensor: Any) -> str | None:
-        """The watched parameter that this is, if it is one."""
+        """The name of the watched parameter that this tensor is, or None where it is not one."""
         return self.watched.get(id(tensor)) if isinstance(tensor, Tensor) else None
 
     def axis(self, tensor: Tensor, *parameters: Tensor | None, channels: bool = False) -> Axis:
@@ -67,7 +67,7 @@ class Record:
         return axis
 
     def add(self, output: Tensor, uses: Iterable[Use]) -> Tensor:
-        """The output with a point added to it."""
+        """Record the uses of a function's parameters, and return its output with a point added to it."""
         point = output.new_zeros(()).expand(output.shape).requires_grad_()  # takes no memory
         self.points.append(point)
         for use in uses:

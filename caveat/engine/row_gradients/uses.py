@@ -6,7 +6,7 @@ With g the gradient at the output of the function that takes the parameter,
     embedding:    grad E[v, d] = sum_t [token_t = v] g[d, t]
 
 for every row by itself, of the whole parameter or of chosen entries. The weights of linear layers and convolutions are
-in `product_gradients`.
+in `product_uses`.
 """
 
 from abc import ABC, abstractmethod
@@ -72,7 +72,7 @@ class ElementwiseUse(Use):
     first: int = 0  # where only entries from here on act
 
     def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
-        """All of them: there are few."""
+        """The gradients of the chosen entries, taken from those of all entries, which are few."""
         return self.dense(g, slice(None)).reshape(len(g), -1)[:, entries.index]
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
@@ -119,14 +119,14 @@ class LookupUse(Use):
 
 
 class ChosenEntries:
-    """Entries of a parameter (a flat index), and where they are in a weight: found once for all batches."""
+    """Chosen entries of a parameter, a flat index [s], and where they are in a weight, found once for all batches."""
 
     def __init__(self, index: Tensor) -> None:
         self.index = index
         self._found: dict[tuple[int, int, int], Split] = {}
 
     def split(self, width: int, first: int, outputs: int) -> "Split":
-        """In rows of `width` numbers, of which `outputs` from `first` on act."""
+        """The entries in a weight with rows of `width` numbers, of which `outputs` rows from `first` on act."""
         key = (width, first, outputs)
         if key not in self._found:
             row, k = self.index // width - first, self.index % width

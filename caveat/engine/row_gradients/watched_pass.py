@@ -33,9 +33,9 @@ _FILTERS = process_lock()  # of Python's warnings, which are the process's and n
 
 @dataclass(frozen=True)
 class Plan:
-    """How each parameter's gradient is made."""
+    """How the gradient of each parameter is computed."""
 
-    known: tuple[str, ...]  # by the rules of `layer_rules`
+    known: tuple[str, ...]  # by the rules of `function_rules`
     general: tuple[str, ...]  # by copies
     vectorised: bool  # whether torch.func can make the copies' pass
     axes: dict[str, tuple[Axis, ...]] | None = None  # where the rows are, for every use of a known one; None: find out

@@ -48,14 +48,14 @@ class Winograd(TorchFunctionMode):
         self.origins: list[_Origin] = []  # of the last few results
 
     def __exit__(self, *raised: Any) -> None:
-        """Let go of the pass's tensors."""
+        """Leave the mode, and release the tensors of the pass."""
         super().__exit__(*raised)
         self.origins = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Another way for the two functions, where they are called as it can take them."""
+        """Run convolutions, relus and BatchNorm by the faster way where it can take the call as it is."""
         kwargs = kwargs or {}
         result = None
         if func is torch.conv2d:
@@ -140,7 +140,7 @@ class _Origin:
         self.versions = self.current()
 
     def current(self) -> tuple[int, int]:
-        """Which say whether either was written into since."""
+        """The versions of both tensors, which change when either is written into."""
         return self.result._version, self.source._version
 
 
@@ -153,7 +153,7 @@ class _WinogradKernel:
         self.transformed: dict[bool, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
+        """The convolution of images [n, inputs, H, W]."""
         n, _, *size = x.shape
         if self.stride > 1 or not self._worth(x, back=False):
             return F.conv2d(x, self.weight, stride=self.stride, padding=self.padding)
@@ -223,6 +223,6 @@ class _Line(torch.autograd.Function):
 
 
 def _single(value: Any) -> int:
-    """The number of both axes; -1 where they have two."""
+    """The one number that holds for both axes; -1 where the axes differ."""
     values = {value} if isinstance(value, int) else set(value)
     return values.pop() if len(values) == 1 else -1

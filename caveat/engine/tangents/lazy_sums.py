@@ -2,7 +2,7 @@
 
 A convolution's tangent is W * dx + dW * x + db, a residual adds another, and relu multiplies. On a GPU each of these
 takes about as long as the convolution of a narrow layer, since all it does is to read and write; together, compiled,
-they read and write once. On a CPU they are made one after the other.
+they read and write once. On a CPU they are added one after the other.
 """
 
 import functools
@@ -29,7 +29,7 @@ class Terms:
 
     @property
     def whole(self) -> Tensor:
-        """The sum, made once."""
+        """The sum [K, ...], added up once."""
         if len(self.terms) > 1:
             self.terms = (self.times(None),)
         return self.terms[0]
@@ -43,7 +43,7 @@ class Terms:
 
 
 def times_slope(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
-    """K tensors times one; large ones after each other, since kernels for broadcasting are slow."""
+    """Tangents [K, ...] times a slope [...]; large ones one after the other, since kernels that broadcast are slow."""
     if slope.numel() < 2**16 or t.shape[1:] != slope.shape or t.device.type != "cpu":
         return torch.mul(t, slope, out=out)
     products = torch.empty_like(t) if out is None else out
@@ -86,7 +86,7 @@ def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
 
 @functools.cache
 def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: int) -> Callable[..., Tensor]:
-    """The sum of so many terms as one kernel."""
+    """One kernel for the sum of `count` terms, times a slope where there is one."""
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
     name = f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}_{k}_{c}"
     kind_of_sum = types.FunctionType(_sum.__code__.replace(co_name=name), globals())
@@ -94,7 +94,7 @@ def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: i
 
 
 class _FusedSum:
-    """A compiled function, or several kernels where it cannot be compiled, which is said."""
+    """A compiled sum; where it cannot be compiled, a warning says so and the sum takes several kernels."""
 
     def __init__(self, compiled: Callable[..., Tensor]) -> None:
         self.function = compiled

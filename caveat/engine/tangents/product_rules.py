@@ -45,7 +45,7 @@ class ConvolutionRule:
         self.of_weights: Geometry = ([1] * n, padding, dilation) if thins else self.plain
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
-        """What the forward pass leaves."""
+        """What `push` and `pull` need of the forward pass."""
         return (by_channels(values[0]), by_channels(values[1]))
 
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
@@ -75,7 +75,7 @@ class ConvolutionRule:
         return result
 
     def _with_weights(self, x: Tensor, weights: Tensor, total: Tensor | None) -> Tensor:
-        """The same inputs with each of K weights, added to what there is."""
+        """The same inputs with each of K weights, added to `total` where there is one: [K, B, O, ...]."""
         x = x if self.thinned is None else by_channels(x[self.thinned])
         if self.alone:
             each = (self._convolved(x, by_channels(weight), self.of_weights) for weight in weights)
@@ -95,7 +95,7 @@ class ConvolutionRule:
         return rows.unflatten(0, images.shape[:2]).copy_(images)
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
-        """Cotangents of the active values."""
+        """The cotangents of the active values, [K, ...] each, from those of the outputs."""
         x, weight = saved
         assert cotangents[0] is not None
         k = len(cotangents[0].whole)
@@ -149,12 +149,12 @@ class MatrixProductRule:
         self.shapes = dict(zip(self.parts, shapes, strict=True))
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
-        """What the forward pass leaves."""
+        """What `push` and `pull` need of the forward pass."""
         a, b = values[self.first :]
         return (a, b)
 
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
-        """Tangents of the outputs."""
+        """The tangents of the outputs, [K, B, ...], from those of the active values."""
         a, b = saved
         given = {part: t.whole for part, t in zip(self.parts, tangents, strict=True)}
         total: Tensor | None = None
@@ -171,7 +171,7 @@ class MatrixProductRule:
         return (Terms(total),)
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
-        """Cotangents of the active values."""
+        """The cotangents of the active values, [K, ...] each, from those of the outputs."""
         a, b = saved
         assert cotangents[0] is not None
         g = cotangents[0].whole
@@ -194,18 +194,18 @@ class MaxPoolRule:
     shape: torch.Size  # of the inputs
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
-        """What the forward pass leaves."""
+        """What `push` and `pull` need of the forward pass."""
         return (result[1].permute(0, 2, 3, 1),)  # [B, H', W', C], places among H W
 
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
-        """Tangents of the outputs."""
+        """The tangents of the outputs, [K, B, ...], from those of the active values."""
         t = tangents[0].whole
         (places,) = saved
         largest = _rows_of_channels(t).gather(2, places.flatten(1, 2).expand(len(t), -1, -1, -1))
         return (Terms(largest.unflatten(2, places.shape[1:3]).movedim(-1, 2)),)
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
-        """Cotangents of the active values."""
+        """The cotangents of the active values, [K, ...] each, from those of the outputs."""
         assert cotangents[0] is not None
         g = cotangents[0].whole
         (places,) = saved

@@ -64,8 +64,8 @@ def _without_writing_in_place(graph: fx.GraphModule, values: list[Tensor]) -> fx
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What a layer made, and of what; a later version of it was changed in place."""
+class _LayerCall:
+    """A layer's result and what it was computed from; where its version has changed since, it was written into."""
 
     result: Tensor  # kept, so that no other tensor takes its identity
     version: int
@@ -83,7 +83,7 @@ class _Made:
         return self.args[2] if len(self.args) > 2 else self.kwargs.get("bias")
 
     def __call__(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """What it makes of the same inputs with others."""
+        """The layer's result for the same inputs with another weight and bias."""
         inputs = self.args[0] if self.args else self.kwargs["input"]
         others = {name: value for name, value in self.kwargs.items() if name not in ("input", "weight", "bias")}
         result: Tensor = self.func(inputs, weight, bias, *self.args[3:], **others)
@@ -95,7 +95,7 @@ class _Folding(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: dict[int, _Made] = {}
+        self.calls: dict[int, _LayerCall] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,7 +103,7 @@ class _Folding(TorchFunctionMode):
             return self._normalised(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _LAYERS:
-            self.made[id(result)] = _Made(result, result._version, func, args, kwargs)
+            self.calls[id(result)] = _LayerCall(result, result._version, func, args, kwargs)
         return result
 
     def _normalised(
@@ -119,7 +119,7 @@ class _Folding(TorchFunctionMode):
     ) -> Tensor:
         scale = (running_var + eps).rsqrt()
         scale = scale if weight is None else weight * scale
-        layer = self.made.get(id(x))
+        layer = self.calls.get(id(x))
         # A linear layer has its outputs on the last axis, and the channels are on the second.
         if layer is None or layer.version != x._version or x.ndim != layer.weight.ndim:
             shift = -running_mean * scale if bias is None else bias - running_mean * scale
