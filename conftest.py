@@ -46,6 +46,7 @@ class Page(pytest.Item):
             patch.chdir(folder)
             patch.delenv("CAVEAT_DATA", raising=False)  # a page sees no data sets but those that it makes
             patch.setenv("XDG_CACHE_HOME", folder)
+            patch.setenv("XDG_STATE_HOME", folder)
             patch.setitem(sys.modules, module.__name__, module)
             threads = torch.get_num_threads()
             torch.set_num_threads(1)  # the networks of the pages are too small for more

@@ -11,7 +11,7 @@ from caveat.evaluate import Fidelity, ReferenceSet, evaluate, fidelity
 from caveat.evaluate.diagnosis import Diagnosis, diagnose, posterior_surface, to_arviz
 from caveat.fitting import fit
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
-from caveat.methods import Method, discover
+from caveat.methods import Method, built_in
 from caveat.network import Network, Params
 from caveat.posterior import Posterior, load
 from caveat.predictive import Predictive
@@ -74,9 +74,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A method by its class's name: they are found, not listed, and imported when the first of them is asked for."""
+    """A method of this package by its class's name: found, not listed, and imported when the first is asked for."""
     if not name.startswith("_"):
-        methods = {method.__name__: method for method in discover().values()}
+        methods = {method.__name__: method for method in built_in().values()}
         globals().update(methods)
         if name in methods:
             return methods[name]
@@ -84,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(method.__name__ for method in discover().values())})
+    return sorted({*globals(), *(method.__name__ for method in built_in().values())})

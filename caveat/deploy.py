@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from caveat.engine.sparse import folded
-from caveat.engine.sparse_chains import count, one_draw
-from caveat.engine.variational import network_at
-from caveat.engine.weight_draws import pick
+from caveat.engine.sparse_chains import deployed_state
+from caveat.engine.variational import module_at
 from caveat.posterior import Posterior
 
 __all__ = ["deploy"]
@@ -34,11 +33,8 @@ def deploy(posterior: Posterior, *, seed: int | None = None) -> nn.Module:
             "posterior.sample(n), or fit SSVI, MeanFieldVI or RigL"
         )
     rng = None if seed is None else torch.Generator().manual_seed(seed)
-    state, draws = posterior.state, count(posterior.state)
-    if draws:
-        state = one_draw(state, draws - 1 if rng is None else pick(draws, 1, rng)[0])
-    module = network_at(state, posterior.network, rng)
-    found = folded(module.eval())
-    if found.reason is not None:
-        warnings.warn(f"no BatchNorm was folded into the layer before it: {found.reason}", stacklevel=2)
-    return found.module
+    module = module_at(deployed_state(posterior.state, rng), posterior.network, rng)
+    inference = folded(module.eval())
+    if inference.reason is not None:
+        warnings.warn(f"no BatchNorm was folded into the layer before it: {inference.reason}", stacklevel=2)
+    return inference.module

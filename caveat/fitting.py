@@ -13,13 +13,14 @@ import torch
 
 from caveat import likelihoods
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
-from caveat.engine.distributed import current_ranks
+from caveat.engine.distributed import Ranks, current_ranks
+from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
-from caveat.storage import State, digest_of, settings_digest, stored_bytes
+from caveat.storage import State, digest_of, read_json, settings_digest, stored_bytes
 from caveat.task import Task
 
 __all__ = ["fit"]
@@ -69,14 +70,20 @@ def fit(
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())  # each rank's own, under torchrun
     partial, identity = None, {}
+    if target is not None or ranks.size > 1:
+        identity = {"method": type(method).__name__, "knobs": settings_digest(method), "seed": seed}
+        identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
+        _check_ranks(ranks, identity)
     if target is not None:
         partial = target.with_name(f"{target.name}.partial")
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
-        identity = {"method": type(method).__name__, "knobs": settings_digest(method), "seed": seed}
-        identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
     label = type(method).__name__
-    run = Run(seed, place, ranks, partial, identity, progress, label, warnings=list(task.warnings))
+    x, _ = next(task.train.batches([torch.arange(min(task.n, 2))]))
+    forward = forward_probe(task.network, x)
+    if partial is not None:
+        _check_forward(partial, task.network)
+    run = Run(seed, place, ranks, partial, identity, forward, progress, label, warnings=list(task.warnings))
     try:
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
@@ -107,6 +114,7 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
         stored_bytes=stored_bytes(state),
         seed=run.seed,
         versions=_versions(),
+        forward=run.forward,
     )
     detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
     return Posterior(method, detached, task.network.to(run.device), info)
@@ -127,6 +135,41 @@ def _check_likelihood(method: Method, task: Task) -> None:
     if name in likelihoods.__all__ and name not in method.likelihoods:
         supported = ", ".join(method.likelihoods)
         raise ValueError(f"{type(method).__name__} does not support {name}: it supports {supported}")
+
+
+def _check_ranks(ranks: Ranks, identity: dict[str, Any]) -> None:
+    """Refuse ranks that were given different things, before any work: each would fit a posterior of its own."""
+    differing = ranks.differing(identity)
+    if not differing:
+        return
+    what, others = next(iter(differing.items()))
+    advice = {
+        "start": "they start from other weights: call torch.manual_seed before the module is built, or load one file",
+        "data": "they have other training rows: give every rank the whole data set, which is shared out here",
+        "validation": "they have other validation rows: give every rank the same",
+        "seed": "they were given another seed",
+        "method": "they were given another method",
+        "knobs": "the method has other knobs there",
+        "network": "their network has other parameters",
+    }
+    for key in advice:  # the first in this order says most
+        if key in differing:
+            what, others = key, differing[key]
+            break
+    named = ", ".join(map(str, others[:8]))
+    raise ValueError(
+        f"rank{'s' * (len(others) > 1)} {named} and rank 0 were not given the same ({what}): "
+        f"{advice.get(what, f'their {what} differs')}"
+    )
+
+
+def _check_forward(partial: Path, network: Network) -> None:
+    """Refuse to go on with an unfinished fit of a network that computes something else with the same parameters."""
+    if (partial / "run.json").exists() and differs_from(read_json(partial / "run.json").get("forward", {}), network):
+        raise ValueError(
+            f"{partial} holds an unfinished fit of a network that computes something else (another activation?): "
+            "delete it, or choose another folder"
+        )
 
 
 def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:

@@ -17,7 +17,7 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["Count", "NonNegative", "NonNegativeInt", "Positive", "Range", "Share", "check_knobs"]
+__all__ = ["Count", "NonNegative", "NonNegativeInt", "Positive", "Range", "Share", "check_knobs", "knob_classes"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,19 @@ def check_knobs(instance: Any) -> None:
         complaint = _complaint(hints[field.name], value)
         if complaint:
             raise ValueError(f"{type(instance).__name__}({field.name}={value!r}): must be {complaint}")
+
+
+def knob_classes(owner: type) -> list[type]:
+    """The dataclasses that a dataclass's knobs may be of, and those of their own knobs, each once."""
+    hints, fields = get_type_hints(owner), dataclasses.fields(owner)
+    options = [option for field in fields for option in _options(hints[field.name])]
+    nested = [cls for cls in options if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls is not owner]
+    return list(dict.fromkeys(inner for cls in nested for inner in (cls, *knob_classes(cls))))
+
+
+def _options(hint: Any) -> list[Any]:
+    """An annotation and everything inside its brackets."""
+    return [hint, *(inner for part in get_args(hint) for inner in _options(part))]
 
 
 def _complaint(hint: Any, value: Any) -> str | None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,12 @@ from caveat.batches import Inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
+from caveat.engine.forward_probe import differs_from
 from caveat.engine.method import Method, Predictor
 from caveat.engine.replicas import Replicas
 from caveat.engine.run import Info, Run
-from caveat.methods import discover
+from caveat.knobs import knob_classes
+from caveat.methods import built_in, discover
 from caveat.network import Network, Params, unwrapped, without_autocast
 from caveat.predictive import Predictive
 from caveat.rows import Data, Rows
@@ -219,15 +221,20 @@ def load(
         folder: what `save` wrote.
         model: a module with the parameters that the posterior was fitted to.
         device: where to predict; the model's own device unless given.
-        classes: likelihoods, priors or methods of your own that the posterior uses.
+        classes: likelihoods, priors or methods of your own that the posterior uses; not needed for a method of an
+            installed package that has an entry point for it.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the folder that posterior.save(...) wrote")
     content = read_json(folder / "posterior.json")
     groups = read_state(folder / "state.safetensors", content["digest"])
-    known = [*_known_classes(), *classes]
-    described = {key: decode(content[key], groups["described"], known) for key in ("method", "likelihood", "prior")}
+    classes = list(classes)
+    known = {"method": _method_classes(content["method"], classes), "likelihood": classes, "prior": classes}
+    described = {
+        key: decode(content[key], groups["described"], [*_likelihoods_and_priors(), *named])
+        for key, named in known.items()
+    }
     names = set(content["names"])
     module = copy.deepcopy(unwrapped(model))
     for parameter in module.parameters():
@@ -241,8 +248,14 @@ def load(
             f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
         )
     network = network.with_fixed(groups["fixed"])
+    info = Info(**content["info"])
+    if differs_from(info.forward, network):
+        raise CorruptFile(
+            f"{folder} is a posterior of another model: its parameters have the same names and shapes, but this model "
+            "computes something else with them (another activation, or another order of layers?)"
+        )
     state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
-    posterior = Posterior(described["method"], state, network, Info(**content["info"]))
+    posterior = Posterior(described["method"], state, network, info)
     return posterior.to(network.device if device is None else device)
 
 
@@ -270,9 +283,20 @@ def _in_own_arithmetic(draws: Iterator[Params], device: torch.device) -> Iterato
         yield draw
 
 
-def _known_classes() -> list[type]:
-    """What a saved description may name: likelihoods, priors, methods, and the dataclasses among their knobs."""
+def _likelihoods_and_priors() -> list[type]:
+    """What a saved description of a likelihood or a prior may name."""
     named: list[type] = [getattr(module, name) for module in (likelihoods, priors) for name in module.__all__]
-    hints = [hint for method in discover().values() for hint in get_type_hints(method).values()]
-    knobs: list[type] = [option for hint in hints for option in (hint, *get_args(hint))]
-    return [cls for cls in (*named, *discover().values(), *knobs) if dataclasses.is_dataclass(cls)]
+    return [cls for cls in named if dataclasses.is_dataclass(cls)]
+
+
+def _method_classes(described: Any, classes: list[type]) -> list[type]:
+    """What a saved description of a method may name: `classes`, methods, and the dataclasses among their knobs.
+
+    Other packages are imported only where the method is neither of this one nor among `classes`. A name stands for the
+    last class that has it, so the method's own knobs follow those of others: two packages may use one name.
+    """
+    name = described.get("type") if isinstance(described, dict) else None
+    own = [*built_in().values()]
+    found = any(cls.__name__ == name for cls in (*own, *classes))
+    methods = sorted(own if found else discover().values(), key=lambda method: method.__name__ == name)
+    return [*(cls for method in methods for cls in (method, *knob_classes(method))), *classes]

@@ -26,6 +26,7 @@ __all__ = [
     "Params",
     "Prior",
     "StudentTPrior",
+    "gaussian_precisions",
 ]
 
 Params = dict[str, Tensor]
@@ -83,6 +84,16 @@ class GaussianPrior:
     def sample(self, like: Params, rng: torch.Generator) -> Params:
         """Normal draws."""
         return {name: _normal(w, rng) / self.of(name, w).sqrt() for name, w in like.items()}
+
+
+def gaussian_precisions(prior: Prior, weights: Mapping[str, Tensor]) -> Params | None:
+    """The precision of each weight tensor, of no axes or of the tensor's shape; None unless a `GaussianPrior`.
+
+    Methods that need a Gaussian prior with independent weights, or gain from one, ask here.
+    """
+    if not isinstance(prior, GaussianPrior):
+        return None
+    return {name: prior.of(name, weight) for name, weight in weights.items()}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from caveat.data.dataset import unprepare
 from caveat.data.own import listed, read_own, read_own_inputs
 from caveat.data.sets import own_path
 from caveat.data.tables import Known
-from caveat.files import named_function, names_function
+from caveat.files import named_function, names_function, was_run_before
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
 from caveat.posterior import load as load_posterior
@@ -98,14 +98,14 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
     if names_function(content["model"]):  # those of the package are where they were
-        lists["model"] = model or _model_reference(folder, content["model"])
+        lists["model"] = model or _known_model(folder, content["model"])
     recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
 
 def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSet:
     """A data set as a posterior knows its own: columns and classes by name, standardised alike; else its own data."""
-    name = source or recipe.data
+    name = source or _known_source(recipe.data)
     path = own_path(name)
     columns = tuple(recipe.preprocessing.get("columns", ()))
     known = Known(columns, recipe.preprocessing.get("target"), "classes" if recipe.class_names else "numbers")
@@ -141,7 +141,7 @@ class PreparedInputs(NamedTuple):
 
 def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> PreparedInputs:
     """Inputs to predict, prepared as the posterior's data were; of a named data set the test rows."""
-    name = source or recipe.data
+    name = source or _known_source(recipe.data)
     path = own_path(name)
     files: tuple[str, ...] = ()
     if path is None:
@@ -214,17 +214,36 @@ def _whole_path(source: str) -> str:
     return source
 
 
-def _model_reference(folder: Path, model: str) -> str:
-    """The stored model; where its file is gone, the file of that name in the current folder."""
+def _known_model(folder: Path, model: str) -> str:
+    """The stored model; where its file is gone, the file of that name in the current folder.
+
+    It is run, so it must be one that this user had run before: a folder of somebody else's could name any file.
+    """
     path, function = model.rsplit(":", 1)
     here = Path(path).name
-    if Path(path).is_file():
-        return model
-    if Path(here).is_file():
-        return f"{here}:{function}"
-    raise FileNotFoundError(
-        f"{folder} needs its model: {path} is not there, nor is {here} in this folder: give --model FILE.py:{function}"
-    )
+    files = [place for place in (path, here) if Path(place).is_file()]
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} needs its model: {path} is not there, nor is {here} in this folder: give --model "
+            f"FILE.py:{function}"
+        )
+    reference = f"{files[0]}:{function}"
+    if not was_run_before(reference):
+        raise PermissionError(
+            f"{folder} names {files[0]} as its model, and reading the model would run that file, which you have not "
+            f"run yet as it is now: look at it, and if you trust it give --model {reference}"
+        )
+    return reference
+
+
+def _known_source(source: str) -> str:
+    """The stored data; where they are made by a function in a file, one that this user had run before."""
+    if names_function(source) and not was_run_before(source):
+        raise PermissionError(
+            f"the posterior's data are made by {source}, a file that you have not run yet as it is now: look at it, "
+            f"and if you trust it give --data {source}"
+        )
+    return source
 
 
 def _from_file(reference: str) -> nn.Module:

@@ -5,12 +5,15 @@ The json carries a checksum of itself and of the tensor file, so a cut or edited
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
+import re
 import shutil
 import signal
 import tempfile
 import threading
+import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +31,7 @@ __all__ = [
     "FORMAT",
     "CorruptFile",
     "State",
+    "code_digest",
     "decode",
     "digest_of",
     "encode",
@@ -241,6 +245,50 @@ def settings_digest(value: Any) -> str:
     return hashlib.sha256(f"{listing} {digest_of({'': tensors})}".encode()).hexdigest()
 
 
+def code_digest(function: Any) -> str:
+    """A digest of what a function does: its code, its defaults, and what it closes over.
+
+    Objects among these count by how they print, without addresses; of a function without code of its own (one written
+    in C) only the name counts.
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+
+    def add(value: Any) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, types.CodeType):
+            parts.extend([value.co_code.hex(), repr(value.co_names)])
+            for constant in value.co_consts:
+                add(constant)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, sorted(value.keywords.items())):
+                add(part)
+        elif isinstance(value, types.MethodType):
+            add(value.__func__)
+            add(value.__self__)
+        elif isinstance(value, types.FunctionType):
+            add(value.__code__)
+            for part in (value.__defaults__, value.__kwdefaults__, *(c.cell_contents for c in value.__closure__ or ())):
+                add(part)
+        elif isinstance(value, Tensor):
+            parts.append(digest_of({"": {"": value.detach()}}))
+        elif isinstance(value, list | tuple):
+            for part in value:
+                add(part)
+        elif callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+            add(type(value).__call__)
+            for name, part in sorted(vars(value).items()):
+                parts.append(name)
+                add(part)
+        else:
+            parts.append(re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
+
+    add(function)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
 def digest_of(state: State) -> str:
     """A digest of a state's names, types, shapes and values."""
     digest = hashlib.sha256()
@@ -266,7 +314,10 @@ def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -
             return {key: make(item) for key, item in value["mapping"]}
         name = value["type"]
         if name not in known:
-            raise CorruptFile(f"{name} is not a class of this library: pass it, as in load(..., classes=[{name}])")
+            raise CorruptFile(
+                f"{name} is not a class of this library: install the package with the method of that name, or pass the "
+                f"class, as in load(..., classes=[{name}])"
+            )
         fields = {field: make(item) for field, item in value["fields"].items()}
         try:
             return known[name](**fields)

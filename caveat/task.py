@@ -16,7 +16,7 @@ from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, ParameterFilter
 from caveat.priors import Params, Prior
 from caveat.rows import Data, Rows
-from caveat.storage import settings_digest
+from caveat.storage import code_digest, settings_digest
 
 __all__ = ["Augment", "Task"]
 
@@ -76,6 +76,11 @@ class Task:
         """The number of training rows."""
         return len(self.train)
 
+    def example(self, device: torch.device) -> Inputs:
+        """The inputs of the first two training rows, for passes that find out how a network is built."""
+        x, _ = next(self.train.batches([torch.arange(min(self.n, 2))], device))
+        return x
+
     def log_joint(
         self,
         outputs: Tensor,
@@ -130,6 +135,7 @@ class Task:
             "likelihood": settings_digest(self.network.likelihood),
             "prior": settings_digest(self.network.prior),
             "augment": "none" if self.augment is None else getattr(self.augment, "__qualname__", "given"),
+            "code of augment": "none" if self.augment is None else code_digest(self.augment),
         } | {name: part.fingerprint() for name, part in rows.items() if part is not None}
 
     def _check(self) -> None:

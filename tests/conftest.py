@@ -1,6 +1,6 @@
 """Dense references for the Laplace family: everything from its definition, nothing from the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from caveat import HeteroscedasticGaussian, Network
 from caveat.likelihoods import Hyper
 from caveat.network import Params
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the command line remembers of a user goes to a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @dataclass

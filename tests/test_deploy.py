@@ -15,7 +15,7 @@ from caveat import (
     Training,
     VariationalDropout,
 )
-from caveat.engine.sparse.sparse_layers import SparseLayer
+from caveat.engine.sparse.substitute import SparseLayer
 
 
 def task(norm: bool = True) -> caveat.Task:

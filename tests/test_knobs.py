@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import pytest
 import torch
 
-from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, Share, check_knobs
+from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, Share, check_knobs, knob_classes
 
 
 class Shaped(Protocol):
@@ -116,3 +116,23 @@ def test_a_range_holds_what_lies_between_its_ends(value, closed, open_low, open_
     assert (value in Range(0, 1, open_low=True)) == open_low
     assert (value in Range(0, 1, open_high=True)) == open_high
     assert math.inf not in Range()
+
+
+@dataclass(frozen=True)
+class Outer:
+    one_of: Inner | Knobs | None = None
+    several: tuple[Annotated[Inner, "noted"] | float, ...] = ()
+    by_name: Mapping[str, "Alone"] = field(default_factory=dict)
+    itself: "Outer | None" = None
+    constant: ClassVar[Range] = Range()  # no field, so never saved
+
+
+@dataclass(frozen=True)
+class Alone:
+    number: float = 0.0
+
+
+def test_classes_of_knobs_are_found_wherever_an_annotation_has_them() -> None:
+    assert knob_classes(Alone) == []
+    assert knob_classes(Knobs) == [Inner]
+    assert knob_classes(Outer) == [Inner, Knobs, Alone]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.variational import layout_of
+from caveat.engine.variational import LayerState
 
 from .cases import CHANNEL, SPARSE
 from .fitted import Fitted
@@ -62,8 +62,8 @@ def networks_at_means(fitted: Fitted, compiled: bool) -> dict[str, nn.Module]:
 
 def whole_weights(posterior: Any) -> dict[str, Tensor]:
     """A dense network's values at a posterior's means."""
-    state = posterior.state
-    return state["rest"] | layout_of(state, posterior.network).whole(state["active"]["mean"])
+    state = LayerState.of(posterior.state)
+    return state.rest | state.layout(posterior.network).whole(state.mean)
 
 
 def dense_layouts(dense: nn.Module, images: bool) -> dict[str, nn.Module]:

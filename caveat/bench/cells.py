@@ -28,6 +28,7 @@ from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info
 from caveat.evaluate import ReferenceSet, evaluate
 from caveat.evaluate.predictions import predict_rows
+from caveat.files import names_function
 from caveat.fitting import fit
 from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior
@@ -87,7 +88,7 @@ def _run(experiment: Experiment, cell: Cell, place: Place, folder: Path) -> floa
     if cell.start is not None:
         if not is_fitted(place.out, cell.start):
             raise RuntimeError(f"the MAP that it starts from was not fitted, see cells/{cell.start}/failure.json")
-        start, _ = read_posterior(place.out / "cells" / cell.start / "posterior", place.device)
+        start = _stored(cell, place, place.out / "cells" / cell.start / "posterior")
     if cell.reference is not None and not is_fitted(place.out, cell.reference):
         raise RuntimeError(f"the reference was not fitted, see cells/{cell.reference}/failure.json")
     posterior = _posterior(cell, place, folder, tests.data, start)
@@ -152,7 +153,7 @@ def _posterior(cell: Cell, place: Place, folder: Path, data: DataSet, start: Pos
     def fitted(choice: Choice, into: Path) -> tuple[Task, Posterior]:
         recipe, task = task_of(cell, data, choice)
         if into.exists():
-            return task, read_posterior(into, place.device)[0]
+            return task, _stored(cell, place, into)
         posterior = fit(
             task,
             choice.method,
@@ -169,7 +170,13 @@ def _posterior(cell: Cell, place: Place, folder: Path, data: DataSet, start: Pos
         if len(cell.candidates) == 1:
             return fitted(cell.candidates[0], folder / "posterior")[1]
         fit_best(cell, folder, place.device, fitted)
-    return read_posterior(folder / "posterior", place.device)[0]
+    return _stored(cell, place, folder / "posterior")
+
+
+def _stored(cell: Cell, place: Place, folder: Path) -> Posterior:
+    """A posterior of the cell's model, which the experiment file names."""
+    model = cell.problem.models[cell.model]
+    return read_posterior(folder, place.device, model if names_function(model) else None)[0]
 
 
 def task_of(cell: Cell, data: DataSet, choice: Choice) -> tuple[Recipe, Task]:
@@ -194,7 +201,7 @@ def task_of(cell: Cell, data: DataSet, choice: Choice) -> tuple[Recipe, Task]:
 
 def _reference(experiment: Experiment, cell: Cell, place: Place) -> Posterior | ReferenceSet | None:
     if cell.reference is not None:
-        return read_posterior(place.out / "cells" / cell.reference / "posterior", place.device)[0]
+        return _stored(cell, place, place.out / "cells" / cell.reference / "posterior")
     name = experiment.reference.get(cell.data.label)
     return None if name is None else load_reference(name)
 

@@ -49,7 +49,9 @@ def commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
             fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help=about)]))
         if method is not None:
             # A knob that may be of two kinds, as a solver may, is of its default's kind here, with all its knobs shown.
-            knobs: Any = Annotated[method, flat, tyro.conf.AvoidSubcommands]
+            knobs: Any = Annotated[method, tyro.conf.AvoidSubcommands]
+            if not _names(method) & (_names(verb) | _names(Common)):  # else a knob `seed` is --method.seed
+                knobs = Annotated[knobs, flat]
             fields.append(("method", knobs, dataclasses.field(default_factory=method)))
         fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
         parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
@@ -68,6 +70,10 @@ def commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
     leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
     order = ("demo", "fit", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
+
+
+def _names(options: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(options)}
 
 
 def tensors_from_files() -> Any:

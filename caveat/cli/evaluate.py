@@ -39,7 +39,7 @@ class Evaluate(Verb):
         for folder in self.posteriors:
             posterior, recipe = read_posterior(folder, common.place(), self.model)
             source = self.data or recipe.data
-            data = data_of(recipe, source, self.data_dir)
+            data = data_of(recipe, self.data, self.data_dir)
             if source not in shown:
                 common.show_data(source, data)
             shown.add(source)

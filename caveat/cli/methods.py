@@ -14,12 +14,14 @@ class Methods(Verb):
     def run(self, common: Common) -> None:
         """Print the list and the matrix."""
         from caveat import likelihoods
-        from caveat.methods import discover
+        from caveat.methods import built_in, discover
 
         known = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood")]
         methods = discover()
         width = max(map(len, methods))
-        lines = [f"{name:<{width}}  {summary(method)}" for name, method in methods.items()]
+        packages = {name: method.__module__.partition(".")[0] for name, method in methods.items()}
+        origins = {name: "" if name in built_in() else f" (of the package {packages[name]})" for name in methods}
+        lines = [f"{name:<{width}}  {summary(method)}{origins[name]}" for name, method in methods.items()]
         lines += ["", " " * width + "  " + "  ".join(known)]
         for name, method in methods.items():
             marks = ("yes" if k in method.likelihoods else "-" for k in known)
@@ -27,7 +29,12 @@ class Methods(Verb):
                 f"{name:<{width}}  " + "  ".join(f"{m:^{len(k)}}" for m, k in zip(marks, known, strict=True)).rstrip()
             )
         content = {
-            n: {"summary": summary(m), "starts_from": m.starts_from, "likelihoods": list(m.likelihoods)}
-            for n, m in methods.items()
+            name: {
+                "summary": summary(method),
+                "package": packages[name],
+                "starts_from": method.starts_from,
+                "likelihoods": list(method.likelihoods),
+            }
+            for name, method in methods.items()
         }
         common.show(content, "\n".join(lines))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -40,6 +41,17 @@ class Ranks:
                 if whole is not tensor:
                     tensor.copy_(whole)
 
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each floating-point tensor by its mean over the ranks, in place; others are left as they are.
+
+        BatchNorm statistics of a rank are those of its own rows: after an epoch, all ranks go on with their mean.
+        """
+        if self.size > 1:
+            floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+            self.add(floating)
+            for tensor in floating:
+                tensor /= self.size
+
     def mine(self, jobs: Sequence[int]) -> list[int]:
         """The jobs of this rank: every size-th one, so that they are dealt out in turn."""
         return list(jobs[self.rank :: self.size])
@@ -64,6 +76,16 @@ class Ranks:
                 stacked[name][position] = value
         self.add(tensor.view(torch.uint8) for tensor in stacked.values())  # bytes: any type, bit for bit
         return stacked
+
+    def differing(self, identity: dict[str, Any]) -> dict[str, list[int]]:
+        """The entries of an identity that some ranks have otherwise than the first one, and which ranks these are."""
+        identities: list[Any] = [identity] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(identities, identity)
+        first = identities[0]
+        keys = sorted({key for other in identities for key in other})
+        ranks = {key: [r for r, other in enumerate(identities) if other.get(key) != first.get(key)] for key in keys}
+        return {key: others for key, others in ranks.items() if others}
 
     def wait(self) -> None:
         """Wait until every rank has come here."""

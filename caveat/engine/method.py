@@ -9,8 +9,9 @@ and `draws` only: the defaults here support every likelihood, predict by sending
 refuse what they cannot do. `docs/add_a_method.md` has a complete example.
 """
 
+import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -18,13 +19,14 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.weight_draws import DrawPredictor
+from caveat.knobs import knob_classes
 from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, Params
 from caveat.rows import Rows
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Method", "Predictor"]
+__all__ = ["Method", "Predictor", "not_a_method"]
 
 EVERY_LIKELIHOOD = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
 
@@ -86,3 +88,32 @@ class Method(Protocol):
         """The state with more data taken in; raises a TypeError unless the method can do that without a new fit."""
         name = type(self).__name__
         raise TypeError(f"{name} cannot take more data once it is fitted: fit it again with all of them")
+
+
+def not_a_method(candidate: Any) -> str | None:
+    """Why something cannot be used as a method, with what to do about it; None for a method."""
+    if not isinstance(candidate, type) or Method not in candidate.__mro__:
+        return f"{candidate!r} is not a class that inherits from caveat.Method: let it"
+    name = candidate.__name__
+    if not dataclasses.is_dataclass(candidate) or not candidate.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return f"{name} is not a frozen dataclass: put @dataclass(frozen=True) on it"
+    if getattr(candidate, "starts_from", None) not in get_args(StartsFrom):
+        return f"{name}.starts_from is not one of {', '.join(get_args(StartsFrom))}: set it"
+    missing = [member for member in ("default_draws", "fit", "memory") if _is_default(candidate, member)]
+    if _is_default(candidate, "draws") and _is_default(candidate, "predictor"):
+        missing.append("draws")
+    if missing:
+        return f"{name} has no {missing[0]}: add it"
+    try:
+        knob_classes(candidate)
+        candidate()
+    except Exception as error:  # whatever its own checks may raise
+        return f"{name}() cannot be made ({type(error).__name__}: {error}): give every knob a type and a default"
+    if not isinstance(getattr(candidate, "quick", None), candidate):
+        return f"{name}.quick is not a {name}: set it to one that fits digits in under five seconds"
+    return None
+
+
+def _is_default(method: type, member: str) -> bool:
+    """Whether a class has left something as `Method` has it."""
+    return getattr(method, member) is getattr(Method, member)

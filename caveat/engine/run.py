@@ -42,6 +42,7 @@ class Info:
     stored_bytes: int = 0
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    forward: dict[str, Any] = field(default_factory=dict)  # what the network computes: see `forward_probe.py`
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Run:
     ranks: Ranks = field(default_factory=Ranks)
     folder: Path | None = None
     identity: dict[str, Any] = field(default_factory=dict)  # what the folder belongs to
+    forward: dict[str, Any] = field(default_factory=dict)  # what the network computes
     progress: bool = False
     label: str = ""
     seconds_between_checkpoints: float = 10.0
@@ -72,13 +74,16 @@ class Run:
             identity = json.loads(json.dumps(self.identity))  # as it would be read
             if "knobs" in identity and "knobs" not in claimed:  # begun when method and knobs were one entry
                 claimed |= {"method": identity["method"], "knobs": claimed.get("method")}
+            if "code of augment" not in claimed:  # begun when only its name was kept
+                identity.pop("code of augment", None)
             different = sorted(key for key in claimed.keys() | identity.keys() if claimed.get(key) != identity.get(key))
             if different:
                 told = f"{self.folder} holds an unfinished fit with {_told(different)}"
                 raise ValueError(f"{told}: delete it, or choose another folder")
         elif self.ranks.first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / "run.json", {"format": FORMAT, "identity": self.identity})
+            content = {"format": FORMAT, "identity": self.identity, "forward": self.forward}
+            write_json(self.folder / "run.json", content)
         self.ranks.wait()
 
     def child(self, name: str, *, alone: bool = False) -> "Run":
@@ -93,6 +98,7 @@ class Run:
             Ranks() if alone else self.ranks,
             None if self.folder is None else self.folder / name,
             self.identity | {"part": name},
+            self.forward,
             self.progress,
             f"{self.label} {name}".strip(),
             self.seconds_between_checkpoints,

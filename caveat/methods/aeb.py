@@ -2,9 +2,9 @@
 
     beta ~ slab N(0, sigma^2 v1) with probability delta of its layer, else spike Laplace(0, sigma v0)
 
-Stochastic gradient MCMC moves the weights; after every step stochastic approximation moves the inclusion probabilities,
-delta and sigma (`engine.spike_slab`), and the smallest weights of each layer are set to zero, more of them as the
-burn-in goes on. What is left at its end is the network that all draws have: values and places of active weights.
+Stochastic gradient MCMC moves the weights. After every step, stochastic approximation moves the inclusion
+probabilities, delta and sigma (`SpikeSlab`), and the smallest weights of each layer are set to zero, more of them as
+the burn-in goes on. The weights that are left at its end are those of all draws, which share their places.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     Account,
-    Geometry,
-    Layout,
+    LayerGeometry,
     Scheme,
     Substitute,
-    candidates,
-    counts,
+    WeightLayout,
+    active_counts,
     dense_layers,
+    plain_layers,
     sparse_layers,
     weight_name,
 )
-from caveat.engine.sparse_chains import DrawsPredictor, SpikeSlab
+from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab
 from caveat.engine.training import BatchPart
-from caveat.engine.variational import account_of, smaller_layout
+from caveat.engine.variational import smaller_layout, training_account
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior
@@ -67,11 +67,11 @@ class AEB(Method):
         """Every draw once."""
         return self.length
 
-    def pruned(self, network: Network) -> tuple[dict[str, Geometry], dict[str, int]]:
+    def pruned(self, network: Network) -> tuple[dict[str, LayerGeometry], dict[str, int]]:
         """The layers that are pruned, and how many weights each of them ends with."""
         layers = sparse_layers(network)
         dense = dense_layers(layers, self.dense)
-        left = counts(layers, self.density, "uniform", dense)
+        left = active_counts(layers, self.density, "uniform", dense)
         chosen = {name: geometry for name, geometry in layers.items() if name not in dense}
         if not chosen:
             raise ValueError(f"dense={self.dense!r} keeps every layer whole: leave one to prune")
@@ -88,40 +88,38 @@ class AEB(Method):
         layers, left = self.pruned(network)
         target = _Pruned(self, task, network, start, run, layers, left)
         chain = Chain(task, run, self, target)
-        state = chain.run_all()
-        layout = target.substitute.layout
-        values = {name: layout.counts.get(name, 0) for name in candidates(network)}
-        state["active"] |= {"indices": layout.indices, "counts": torch.tensor([*values.values()])}
-        state["hyper"] = target.noise.fixed
-        return state, self._info(task, target, chain, run)
+        drawn, layout = chain.run_all(), target.substitute.layout
+        counts = torch.tensor([layout.counts.get(name, 0) for name in plain_layers(network)])
+        state = DrawsState.of_chain(drawn, layout.indices, counts, target.noise.fixed)
+        return state.tensors(), self._info(task, target, chain, run)
 
     def _info(self, task: Task, target: "_Pruned", chain: Chain, run: Run) -> Info:
         latent, layout = target.latent, target.substitute.layout
         included = [float((part > 0.5).double().mean()) for part in latent.inclusion.split(latent.counts)]
-        found: dict[str, Any] = {
+        diagnostics: dict[str, Any] = {
             "draws": self.length,
             "sigma": float(latent.variance.sqrt()),
             "delta": dict(zip(layout.counts, latent.share.tolist(), strict=True)),
             "included": dict(zip(layout.counts, included, strict=True)),
             "ran_sparse": target.substitute.ran_sparse(),
         }
-        made, what = target.accounts[1], f"{self.length} draws by SG-MCMC"
-        found |= {"history": chain.history, "density": made.density, "account": made.as_json()}
+        account, what = target.accounts[1], f"{self.length} draws by SG-MCMC"
+        diagnostics |= {"history": chain.history, "density": account.density, "account": account.as_json()}
 
         def treatment(layer: Layer) -> str:
             if layer.name not in layout.counts:
                 return what
             return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
 
-        return run.info(task.network.to(run.device), treatment, found)
+        return run.info(task.network.to(run.device), treatment, diagnostics)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
-        """Each draw through its own network."""
-        return DrawsPredictor(state, network)
+        """What predicts by sending inputs through each draw's own network."""
+        return DrawsPredictor(DrawsState.of(state), network)
 
 
 class _Pruned:
-    """The weights of a network that is being pruned, and then of the one that is left."""
+    """The target of the chain: the weights of a network that is being pruned, and then of the one that is left."""
 
     def __init__(
         self,
@@ -130,51 +128,51 @@ class _Pruned:
         network: Network,
         start: State,
         run: Run,
-        layers: dict[str, Geometry],
+        layers: dict[str, LayerGeometry],
         left: dict[str, int],
     ) -> None:
         self.method, self.task, self.run, self.left = method, task, run, left
         _check_prior(network, layers)
         nowhere = torch.zeros(0, dtype=torch.int32, device=run.device)
-        layout = Layout(layers, {name: geometry.size for name, geometry in layers.items()}, nowhere)
+        layout = WeightLayout(layers, {name: geometry.size for name, geometry in layers.items()}, nowhere)
         self.substitute = Substitute(network, layout, start["params"])
         values = layout.gathered({name: start["params"][weight_name(name)] for name in layers})
         self.latent = SpikeSlab([*layout.counts.values()], method.spike, method.slab, values)
         self.noise = LearnedNoise(network, task.hyper, start["hyper"])
-        own = dict(self.substitute.network.module.named_parameters())
-        rest = {name: own[name].requires_grad_() for name in self.substitute.network.names}
+        parameters = dict(self.substitute.network.module.named_parameters())
+        rest = {name: parameters[name].requires_grad_() for name in self.substitute.network.names}
         self.moved = {"active": values.clone().requires_grad_()} | rest | self.noise.moved
         self.places: Tensor | None = None  # of the weights that are left, among all; once the burn-in is over
         scheme = Scheme(gaussian=False, optimizer="sgd")
-        few = Layout(layers, left, nowhere)
+        few = WeightLayout(layers, left, nowhere)
         self.accounts: tuple[Account, Account] = (
-            account_of(task, layout, run, scheme),
-            account_of(task, few, run, scheme),
+            training_account(task, layout, run, scheme),
+            training_account(task, few, run, scheme),
         )
 
     @property
     def values(self) -> Tensor:
-        """Of the weights that there are, flat."""
+        """The flat weights that there are, [size]."""
         return self.moved["active"]
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
-        """Likelihood, spike-and-slab prior of the weights, and the task's prior of everything else."""
+        """The log joint density of a batch; the weights have the spike-and-slab prior, everything else the task's."""
         self.substitute.use(self.values)
         outputs = self.substitute.network.training_pass(x)
-        found = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
+        likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
         rest = {name: self.moved[name] for name in self.substitute.network.names}
         prior = self.latent.log_prior(self.values) + self.noise.log_prior()
-        return found + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
+        return likelihood + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
 
     def after_step(self, chain: Chain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
-        """Set the smallest weights to zero, then have the latent quantities follow."""
+        """Set the smallest weights to zero, then let the latent quantities follow."""
         with torch.no_grad():
             if self.places is None:
                 self._truncate(1 - torch.tensor(-10 * chain.burnt_in).exp().item())
             self.latent.update(self.values)
 
     def _truncate(self, share: float) -> None:
-        """Zero in each layer for a share of the weights that are to go: the smallest, which may grow again."""
+        """Set to zero, in each layer, a share of the weights that are to go: the smallest, which may grow again."""
         for name, part in self.substitute.layout.split(self.values):
             gone = int(share * (len(part) - self.left[name]))
             if gone:
@@ -182,11 +180,8 @@ class _Pruned:
                 part[size <= size.kthvalue(gone).values] = 0
 
     def after_epoch(self, chain: Chain) -> None:
-        """At the end of the burn-in, go on with the largest weights alone."""
-        buffers = [b for b in self.substitute.network.module.buffers() if b.is_floating_point()]
-        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        """At the end of the burn-in, go on with the largest weights of each layer alone."""
+        self.run.ranks.average(self.substitute.network.module.buffers())
         if chain.epoch >= self.method.burn_in and self.places is None:
             parts, before = [], 0
             for name, part in self.substitute.layout.split(self.values.detach()):
@@ -203,22 +198,22 @@ class _Pruned:
         self.places = places
 
     def flops(self) -> float:
-        """As long as weights may come back, the passes are of all of them."""
+        """Operations of a row: as long as weights may come back, those with all of them."""
         return self.accounts[self.places is not None].total.training_flops
 
     def draw(self) -> State:
-        """Weights that are left, and everything else."""
+        """A draw: the weights that are left, and everything else."""
         learned = {name: t.detach().clone() for name, t in self.noise.moved.items()}
         return {"active": {"mean": self.values.detach().clone()}, "rest": self.substitute.rest() | learned}
 
     def carry(self) -> State:
-        """The latent quantities, which weights are left, and statistics."""
+        """What a checkpoint keeps: the latent quantities, which weights are left, and statistics."""
         places = {} if self.places is None else {"places": self.places}
         buffers = dict(self.substitute.network.module.named_buffers())
         return {"latent": self.latent.tensors(), "places": places, "buffers": buffers}
 
     def restore(self, carry: State) -> None:
-        """Take it up again."""
+        """Go on from a checkpoint."""
         if carry["places"]:
             self._settle(carry["places"]["places"].to(self.run.device))
         self.latent.restore(carry["latent"])
@@ -226,7 +221,7 @@ class _Pruned:
             buffer.copy_(carry["buffers"][name])
 
 
-def _check_prior(network: Network, layers: dict[str, Geometry]) -> None:
+def _check_prior(network: Network, layers: dict[str, LayerGeometry]) -> None:
     prior = network.prior
     if isinstance(prior, EmpCovPrior) and prior.layer in map(weight_name, layers):
         raise ValueError(

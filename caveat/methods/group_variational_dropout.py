@@ -18,17 +18,20 @@ from torch import Tensor
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import ActiveWeights
 from caveat.engine.training import Training
 from caveat.engine.variational import (
-    Draw,
+    GaussianUnitNoise,
     LayerPredictor,
-    Noise,
-    Outcome,
+    LayerState,
+    NoisyModel,
+    TrainedUnits,
+    UniformDraw,
     gaussian_kl,
     log_alpha,
     log_uniform_kl,
-    prepare,
     train_and_prune,
+    unit_network,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
@@ -62,48 +65,48 @@ class GroupVariationalDropout(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all units, then take out those that are noise."""
-        units = prepare(task, start, run)
-        mean, begun = units.mean, math.log(self.initial_std)
-        log_std = torch.full_like(mean, begun)
-        scale = mean.new_ones(units.groups.size)
-        scale_log_std = torch.full_like(scale, begun)
+        scaled = unit_network(task, start.pop("params"), run)
+        mean, initial, size = scaled.mean, math.log(self.initial_std), scaled.units.size
+        log_std = torch.full_like(mean, initial)
+        scale = mean.new_ones(size)
+        scale_log_std = torch.full_like(scale, initial)
         one = mean.new_ones(())
 
-        def ready(draw: Draw) -> None:
-            normal = torch.special.ndtri(draw(units.groups.size).clamp(1e-12, 1 - 1e-12)).to(scale.dtype)
-            units.multiply(scale + scale_log_std.exp() * normal)
-            units.substitute.use(mean, (2 * log_std).exp())
+        def ready(draw: UniformDraw) -> None:
+            normal = torch.special.ndtri(draw(size).clamp(1e-12, 1 - 1e-12)).to(scale.dtype)
+            scaled.multiply(scale + scale_log_std.exp() * normal)
+            scaled.substitute.use(mean, (2 * log_std).exp())
 
         def quiet() -> None:
-            units.multiply(scale.detach())
-            units.substitute.use(mean.detach())
+            scaled.multiply(scale.detach())
+            scaled.substitute.use(mean.detach())
 
         def divergence() -> Tensor:
             return log_uniform_kl(log_alpha(scale, scale_log_std)).sum() + gaussian_kl(mean, log_std, one)
 
-        def outcome() -> Outcome:
-            noise = {"mean": scale.detach(), "log_std": scale_log_std.detach()}
-            values = {"mean": mean.detach(), "log_std": log_std.detach()}
-            return Outcome(noise, values, -log_alpha(scale, scale_log_std), -self.threshold)
+        def outcome() -> TrainedUnits:
+            noise = GaussianUnitNoise(scale.detach(), scale_log_std.detach())
+            weights = ActiveWeights(mean.detach(), log_std.detach())
+            return TrainedUnits(noise, weights, -log_alpha(scale, scale_log_std), -self.threshold)
 
-        weights = {"active.mean": mean, "units.mean": scale}
+        trained = {"active.mean": mean, "units.mean": scale}
         scales = {"active.log_std": log_std, "units.log_std": scale_log_std}
         return train_and_prune(
             task,
-            units,
-            Noise(weights, scales, ready, quiet, divergence),
+            scaled,
+            NoisyModel(trained, scales, ready, quiet, divergence),
             outcome,
-            start,
+            start["hyper"],
             run,
             training=self.training,
             noise_learning_rate=self.std_learning_rate,
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
-            what="Gaussian",
+            kind="Gaussian",
         )
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
-        return LayerPredictor(state, network)
+        """What predicts by passes through sparse layers."""
+        return LayerPredictor(LayerState.of(state), network)
 
 
 GroupVariationalDropout.quick = GroupVariationalDropout(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -3,8 +3,7 @@
     p(theta, m | D) ~ p(D | theta, m) p(theta) P(m),   P(m) ~ prod over layers exp(-(lambda log n)^5 s^2) / C(width, s)
 
 with s nodes on. Stochastic gradient MCMC moves the weights; every few steps nodes die or are born by a
-Metropolis-Hastings move that looks at gradients (`engine.masks`). Each draw is a narrower network of its own, and is
-stored and run as one.
+Metropolis-Hastings move that looks at gradients. Each draw is a narrower network, and is stored and run as one.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ import torch
 from caveat.engine.chains import Chain
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import candidates, weight_name
-from caveat.engine.sparse_chains import DrawsPredictor, MaskedNetwork, mean_account, one_draw
-from caveat.engine.variational import own_network
+from caveat.engine.sparse import plain_layers, weight_name
+from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, MaskedNetwork, mean_account
 from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.storage import State
@@ -60,43 +58,37 @@ class MaskedBNN(Method):
         network = task.network.to(run.device)
         target = MaskedNetwork(task, start, run, self)
         chain = Chain(task, run, self, target)
-        state = chain.run_all()
-        state["active"] |= {
-            "indices": torch.zeros(0, dtype=torch.int32, device=run.device),
-            "counts": torch.zeros(len(candidates(network)), dtype=torch.int64),
-        }
-        state["hyper"] = target.noise.fixed
-        return state, self._info(state, target, chain, run)
+        indices = torch.zeros(0, dtype=torch.int32, device=run.device)
+        counts = torch.zeros(len(plain_layers(network)), dtype=torch.int64)
+        state = DrawsState.of_chain(chain.run_all(), indices, counts, target.noise.fixed)
+        return state.tensors(), self._info(state, target, chain, run)
 
-    def _info(self, state: State, target: MaskedNetwork, chain: Chain, run: Run) -> Info:
-        network = target.network
-        made = mean_account([target.account(own_network(one_draw(state, i), network)) for i in range(self.length)])
+    def _info(self, state: DrawsState, target: MaskedNetwork, chain: Chain, run: Run) -> Info:
+        network, layers = target.network, plain_layers(target.network)
+        account = mean_account([target.narrow_account(draw.network(network)) for draw in state.draws])
 
         def nodes(layer: str) -> str:
-            """Outputs of a layer, over the draws."""
-            name = weight_name(layer)
-            width, own = candidates(network)[layer].shape[0], set()
-            for i in range(self.length):
-                on = state.get("slices", {}).get(f"{i}/{name}/0")
-                own.add(width if on is None else len(on))
-            some = f"{min(own)}" if len(own) == 1 else f"{min(own)} to {max(own)}"
-            return f"{some} of {width} nodes"
+            """How many outputs a layer has over the draws, in words."""
+            width, key = layers[layer].shape[0], f"{weight_name(layer)}/0"
+            counts = {len(draw.slices[key]) if key in draw.slices else width for draw in state.draws}
+            range_ = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+            return f"{range_} of {width} nodes"
 
         def treatment(layer: Layer) -> str:
             what = f"{self.length} draws by SG-MCMC"
-            return f"{what}, {nodes(layer.name)}" if layer.name in candidates(network) else what
+            return f"{what}, {nodes(layer.name)}" if layer.name in layers else what
 
-        found: dict[str, Any] = {
-            "history": chain.history, "density": made.density, "account": made.as_json(), "draws": self.length,
-            "nodes": {name: nodes(name) for name in candidates(network)},
+        diagnostics: dict[str, Any] = {
+            "history": chain.history, "density": account.density, "account": account.as_json(), "draws": self.length,
+            "nodes": {name: nodes(name) for name in layers},
             "accepted": target.accepted / max(target.tried, 1),
             "whole": {} if target.channels is None else target.channels.whole,
         }  # fmt: skip
-        return run.info(network, treatment, found)
+        return run.info(network, treatment, diagnostics)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
-        """Each draw through its own network."""
-        return DrawsPredictor(state, network)
+        """What predicts by sending inputs through each draw's own network."""
+        return DrawsPredictor(DrawsState.of(state), network)
 
 
 MaskedBNN.quick = MaskedBNN(interval=2, burn_in=50, length=10, thin=1)

@@ -15,16 +15,17 @@ import torch
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Scheme, sparse_layers
+from caveat.engine.sparse import ActiveWeights, Scheme, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
+    LayerPrediction,
     LayerPredictor,
-    Prediction,
-    Variational,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
+    LayerState,
+    LayerTraining,
+    layer_info,
+    random_layout,
+    substitute_and_means,
+    training_account,
     warm_up,
     warn_if_frozen,
 )
@@ -44,7 +45,7 @@ class MeanFieldVI(Method):
     std_learning_rate: Positive = 0.01  # of log std, by Adam
     kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
-    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
@@ -58,31 +59,31 @@ class MeanFieldVI(Method):
         return 10 * network.dtype.itemsize * network.n_parameters
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """Train."""
-        network = task.network.to(run.device)
+        """Train means and standard deviations of all weights."""
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
-        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = begin(network, start, layout)
+        layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = substitute_and_means(network, params, layout)
+        del params  # they are in the substitute and the means now
         log_std = torch.full_like(mean, math.log(self.initial_std))
-        made = account_of(task, layout, run, Scheme(optimizer=self.training.optimizer))
-        trainer = Variational(
+        account = training_account(task, layout, run, Scheme(optimizer=self.training.optimizer))
+        trainer = LayerTraining(
             task,
             substitute,
-            mean,
-            log_std,
+            ActiveWeights(mean, log_std),
             start["hyper"],
             self.training,
             run,
             std_learning_rate=self.std_learning_rate,
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
-        trained = trainer.train(made.total.training_flops)
-        found = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
-        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+        trained = trainer.train(account.total.training_flops)
+        diagnostics = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
-        return LayerPredictor(state, network, local=self.prediction == "local")
+        """What predicts by passes through sparse layers."""
+        return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
 MeanFieldVI.quick = MeanFieldVI(training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -9,17 +9,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Allocation, Geometry, Scheme, counts, dense_layers, sparse_layers
-from caveat.engine.training import Training
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Allocation,
+    LayerGeometry,
+    Schedule,
+    Scheme,
+    active_counts,
+    dense_layers,
+    sparse_layers,
+)
+from caveat.engine.training import Training, total_steps
 from caveat.engine.variational import (
     LayerPredictor,
-    Replacement,
+    LayerState,
+    LayerTraining,
     Scope,
-    Variational,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
+    WeightExchange,
+    layer_info,
+    random_layout,
+    substitute_and_means,
+    training_account,
 )
 from caveat.knobs import Count, Range, Share, check_knobs
 from caveat.network import Network
@@ -48,41 +58,39 @@ class RigL(Method):
     def __post_init__(self) -> None:
         check_knobs(self)
 
-    def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
-        """Active weights of each layer."""
-        return counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+    def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
+        """How many active weights each layer has."""
+        return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
         """A value, its gradient and moments, and a place for each active weight."""
-        return 6 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
+        return 6 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights."""
-        network = task.network.to(run.device)
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
-        substitute, values = begin(network, start, fresh_layout(layers, self.counts(layers), run))
-        scheme = Scheme(gaussian=False, interval=self.interval, optimizer=self.training.optimizer)
-        made = account_of(task, substitute.layout, run, scheme)
-        trainer = Variational(task, substitute, values, None, start["hyper"], self.training, run)
-        trainer.replacement = Replacement(
-            substitute,
-            lambda: values.detach().abs(),
-            self.interval,
-            self.replacement,
-            self.stop,
-            trainer.steps,
-            self.scope,
-            ranks=run.ranks,
+        substitute, values = substitute_and_means(
+            network, params, random_layout(layers, self.active_counts(layers), run)
         )
-        trained = trainer.train(made.total.training_flops)
-        found: dict[str, Any] = {"exchanges": trainer.replacement.updates, "exchanged": trainer.replacement.replaced}
-        found |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
-        made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
-        return trained.state(network), describe(task, trained, run, made, "point", found)
+        del params  # whole weights, of which few are trained
+        schedule = Schedule(self.interval, self.replacement, self.stop, total_steps(task, self.training))
+        weights = ActiveWeights(values)
+        exchange = WeightExchange(
+            substitute, weights, lambda: values.detach().abs(), schedule, scope=self.scope, ranks=run.ranks
+        )
+        scheme = Scheme(gaussian=False, interval=self.interval, optimizer=self.training.optimizer)
+        account = training_account(task, substitute.layout, run, scheme)
+        trainer = LayerTraining(task, substitute, weights, start["hyper"], self.training, run, exchange=exchange)
+        trained = trainer.train(account.total.training_flops)
+        diagnostics: dict[str, Any] = {"exchanges": exchange.updates, "exchanged": exchange.replaced}
+        diagnostics |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
+        account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", diagnostics)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
-        return LayerPredictor(state, network)
+        """What predicts by passes through sparse layers."""
+        return LayerPredictor(LayerState.of(state), network)
 
 
 RigL.quick = RigL(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))

@@ -22,49 +22,53 @@ from caveat.engine.channels import (
     OUTPUTS,
     ChannelExchange,
     Channels,
-    Kept,
+    KeptChannels,
+    channel_density,
     find_channels,
-    kept_density,
+    is_restorable,
     narrow_network,
     narrow_params,
-    of_slices,
-    start_kept,
+    random_channels,
     stored_slices,
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
+    ActiveWeights,
     Allocation,
     Criterion,
-    Geometry,
+    Exchange,
+    LayerGeometry,
+    Schedule,
     Scheme,
     Substitute,
-    counts,
+    active_counts,
     dense_layers,
     keep_scores,
     sparse_layers,
     weight_name,
 )
-from caveat.engine.training import Training
+from caveat.engine.training import Training, total_steps
 from caveat.engine.variational import (
     Addition,
+    LayerPrediction,
     LayerPredictor,
-    Prediction,
-    Replacement,
+    LayerState,
+    LayerTraining,
     Scope,
     Trained,
-    Variational,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
-    narrow_account,
+    WeightExchange,
+    channel_account,
+    layer_info,
+    random_layout,
+    substitute_and_means,
+    training_account,
     warm_up,
     warn_if_frozen,
 )
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 from caveat.storage import State
 from caveat.task import Task
 
@@ -91,7 +95,7 @@ class SSVI(Method):
     std_learning_rate: Positive = 0.01  # of log std, by Adam
     kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
-    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
@@ -107,15 +111,15 @@ class SSVI(Method):
                     f"SSVI(structure='channel'): {', '.join(given)} are for single weights: leave them out"
                 )
 
-    def counts(self, layers: dict[str, Geometry]) -> dict[str, int]:
-        """Active weights of each layer."""
-        return counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+    def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
+        """How many active weights each layer has."""
+        return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments, and a place for each active weight."""
         if self.structure == "channel":
             return int(10 * network.dtype.itemsize * max(1.0, self.density * network.n_parameters))
-        return 11 * network.dtype.itemsize * sum(self.counts(sparse_layers(network)).values())
+        return 11 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights or channels."""
@@ -124,88 +128,91 @@ class SSVI(Method):
         )
 
     def _fit_weights(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        network = task.network.to(run.device)
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
-        substitute, mean = begin(network, start, fresh_layout(layers, self.counts(layers), run))
-        looks = self.addition_batches if self.addition == "batches" else 1  # at whole gradients, an exchange
-        scheme = self._scheme(max(1, self.interval // looks))
-        made = account_of(task, substitute.layout, run, scheme)
-        trainer = self._trainer(task, substitute, mean, start, run)
-        replacement = trainer.replacement = Replacement(
+        layout = random_layout(layers, self.active_counts(layers), run)
+        substitute, mean = substitute_and_means(network, params, layout)
+        del params  # whole weights, of which few are trained
+        weights = self._weights(mean)
+        exchange = WeightExchange(
             substitute,
-            partial(self._keep_scores, trainer),
-            self.interval,
-            self.replacement,
-            self.stop,
-            trainer.steps,
-            self.scope,
-            looks,
-            run.ranks,
+            weights,
+            partial(self._keep_scores, weights),
+            self._schedule(task),
+            scope=self.scope,
+            addition=self.addition,
+            batches=self.addition_batches,
+            new_std=self.new_std,
+            ranks=run.ranks,
         )
-        extra = 3 * made.total.inference_flops / self.interval if self.addition == "mean" else 0.0  # a pass of its own
-        trained = trainer.train(made.total.training_flops + extra)
-        found = self._found(trained, run) | {"exchanges": replacement.updates, "exchanged": replacement.replaced}
-        found["ran_sparse"] = trainer.ran_sparse
-        made = account_of(task, trained.layout, run, scheme)  # over all layers, weights may have moved between them
-        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+        scheme = self._scheme(exchange.between_looks)
+        account = training_account(task, substitute.layout, run, scheme)
+        # Gradients at the means take a pass of their own.
+        extra = 3 * account.total.inference_flops / self.interval if self.addition == "mean" else 0.0
+        trainer = self._trainer(task, substitute, weights, exchange, start, run)
+        trained = trainer.train(account.total.training_flops + extra)
+        diagnostics = self._diagnostics(trained, run) | {"exchanges": exchange.updates, "exchanged": exchange.replaced}
+        diagnostics["ran_sparse"] = trainer.ran_sparse
+        account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def _fit_channels(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        network = task.network.to(run.device)
-        example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-        channels = find_channels(network.module, example)
+        network, params = task.network.to(run.device), start.pop("params")
+        channels = find_channels(network.module, task.example(run.device))
         _check_channels(network, channels)
         sizes = {name: geometry.size for name, geometry in sparse_layers(network).items()}
         kept = self._first_channels(channels, sizes, run)
-        narrow = narrow_network(network.with_fixed(start["params"]), channels, kept)
-        if repr(narrow.module) != repr(of_slices(network, stored_slices(channels, kept)).module):
+        if not is_restorable(network, channels, kept):
             raise ValueError(
                 "structure='channel' cannot narrow a normalisation without parameters or statistics of its own "
                 "(GroupNorm or InstanceNorm with affine=False): give it affine=True, or use structure='unstructured'"
             )
+        narrow = narrow_network(network.with_fixed(params), channels, kept)
         layers = sparse_layers(narrow)
-        thin = narrow_params(start["params"], channels, kept)
+        narrow_values = narrow_params(params, channels, kept)
         for name in channels.weights:  # fewer inputs are added up
-            thin[name] = thin[name] * (start["params"][name][0].numel() / thin[name][0].numel()) ** 0.5
-        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = begin(narrow, {"params": thin}, layout)
-        start["params"].clear()  # whole weights
-        made = narrow_account(task, narrow, run, self._scheme(None), self.interval)
-        trainer = self._trainer(task, substitute, mean, start, run)
+            fewer = params[name][0].numel() / narrow_values[name][0].numel()
+            narrow_values[name] = narrow_values[name] * fewer**0.5
+        del params  # whole weights
+        layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = substitute_and_means(narrow, narrow_values, layout)
+        del narrow_values
+        weights = self._weights(mean)
         exchange = ChannelExchange(
             network,
             substitute,
+            weights,
             channels,
             kept,
-            partial(self._keep_scores, trainer),
-            self.interval,
-            self.replacement,
-            self.stop,
-            trainer.steps,
-            run.seed,
-            run.ranks,
+            partial(self._keep_scores, weights),
+            self._schedule(task),
+            new_std=self.new_std,
+            seed=run.seed,
+            ranks=run.ranks,
         )
-        trainer.use_channels(exchange)
-        trained = trainer.train(made.total.training_flops)
-        found = self._found(trained, run) | {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
-        found["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
-        found["whole"] = channels.whole
-        found["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
-        state = trained.state(narrow) | {"slices": stored_slices(channels, exchange.kept)}
-        return state, describe(task, trained, run, made, "Gaussian", found)
+        account = channel_account(task, narrow, run, self._scheme(None), self.interval)
+        trained = self._trainer(task, substitute, weights, exchange, start, run).train(account.total.training_flops)
+        diagnostics = self._diagnostics(trained, run)
+        diagnostics |= {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
+        diagnostics["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
+        diagnostics["whole"] = channels.whole
+        diagnostics["density"] = sum(trained.layout.counts.values()) / sum(sizes.values())  # of what has a posterior
+        state = trained.state(narrow, stored_slices(channels, exchange.kept))
+        return state.tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
-    def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> Kept:
-        """Drawn at random; on a GPU multiples of sixteen, where that is near the density.
+    def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> KeptChannels:
+        """The channels to begin with, drawn at random; on a GPU multiples of sixteen, where that is near the density.
 
         Matrix units work on sixteen channels at a time, and are far slower on a number that is no multiple of eight.
         """
         state, weights = run.rng.get_state(), {weight_name(layer): size for layer, size in sizes.items()}
         if run.device.type == "cuda":
-            kept = start_kept(channels, self.density, run.rng, 16, weights)
-            if abs(kept_density(channels, kept, weights) / self.density - 1) < 0.2:
+            kept = random_channels(channels, self.density, run.rng, 16, weights)
+            if abs(channel_density(channels, kept, weights) / self.density - 1) < 0.2:
                 return kept
             run.rng.set_state(state)
-        kept = start_kept(channels, self.density, run.rng, sizes=weights)
-        reached = kept_density(channels, kept, weights)
+        kept = random_channels(channels, self.density, run.rng, sizes=weights)
+        reached = channel_density(channels, kept, weights)
         if abs(reached / self.density - 1) > 0.2:
             near = f"whole channels come as near to density={self.density} as {reached:.3g}"
             whole = _stay_whole(channels, sizes) if reached > self.density else {}
@@ -221,59 +228,66 @@ class SSVI(Method):
     def _scheme(self, interval: int | None) -> Scheme:
         return Scheme(interval=interval, optimizer=self.training.optimizer)
 
-    def _trainer(self, task: Task, substitute: Substitute, mean: Tensor, start: State, run: Run) -> Variational:
-        trainer = Variational(
+    def _schedule(self, task: Task) -> Schedule:
+        return Schedule(self.interval, self.replacement, self.stop, total_steps(task, self.training))
+
+    def _weights(self, mean: Tensor) -> ActiveWeights:
+        return ActiveWeights(mean, torch.full_like(mean, math.log(self.initial_std)))
+
+    def _keep_scores(self, weights: ActiveWeights) -> Tensor:
+        assert weights.log_std is not None
+        return keep_scores(self.criterion, weights.mean.detach(), weights.log_std.detach().exp())
+
+    def _trainer(
+        self, task: Task, substitute: Substitute, weights: ActiveWeights, exchange: Exchange, start: State, run: Run
+    ) -> LayerTraining:
+        return LayerTraining(
             task,
             substitute,
-            mean,
-            torch.full_like(mean, math.log(self.initial_std)),
+            weights,
             start["hyper"],
             self.training,
             run,
+            exchange=exchange,
             std_learning_rate=self.std_learning_rate,
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
-        trainer.new_std, trainer.at_the_mean = self.new_std, self.addition == "mean"
-        return trainer
 
-    def _keep_scores(self, trainer: Variational) -> Tensor:
-        assert trainer.log_std is not None
-        return keep_scores(self.criterion, trainer.mean.detach(), trainer.log_std.detach().exp())
-
-    def _found(self, trained: Trained, run: Run) -> dict[str, Any]:
+    def _diagnostics(self, trained: Trained, run: Run) -> dict[str, Any]:
         assert trained.log_std is not None
-        found = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
-        return found | {"exchanging": self.replacement > 0}
+        moved = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
+        return moved | {"exchanging": self.replacement > 0}
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
-        return LayerPredictor(state, network, local=self.prediction == "local")
+        """What predicts by passes through sparse layers."""
+        return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
 def _stay_whole(channels: Channels, layers: Iterable[str]) -> dict[str, str]:
-    """Those layers that keep all of their channels, each with its name and the reason where one is known.
+    """The layers that keep all of their channels, each with its name and the reason where one is known.
 
-    Of a layer that makes the network's outputs this says nothing, where it reads fewer inputs.
+    A layer that makes the network's outputs counts only where it cannot read fewer inputs.
     """
-    found = {}
+    whole = {}
     for name in layers:
         why = channels.whole.get(name)
         if weight_name(name) not in channels.weights or why not in (None, OUTPUTS):
-            found[name] = name if why is None else f"{name}: {why}"
-    return found
+            whole[name] = name if why is None else f"{name}: {why}"
+    return whole
 
 
 def _check_channels(network: Network, channels: Channels) -> None:
-    """What channels cannot be taken from."""
-    own = dict(network.module.named_parameters())
-    fixed = [name for name in channels.extents if name in own and name not in network.names]
+    """Refuse a network or a prior that channels cannot be taken from."""
+    parameters = dict(network.module.named_parameters())
+    fixed = [name for name in channels.extents if name in parameters and name not in network.names]
     if fixed:
         raise ValueError(
             f"structure='channel' would take channels from {', '.join(fixed[:3])}, which are fixed (frozen, or left "
             "out by parameters=): select all parameters, or use structure='unstructured'"
         )
-    prior = network.prior
-    if isinstance(prior, GaussianPrior) and any(prior.of(n, own[n]).ndim for n in channels.extents if n in own):
+    concerned = {name: parameters[name] for name in channels.extents if name in parameters}
+    precisions = gaussian_precisions(network.prior, concerned)
+    if precisions is not None and any(precision.ndim for precision in precisions.values()):
         raise ValueError(
             "structure='channel' needs a prior with one precision a layer, since a channel that comes takes the place "
             "of another: give GaussianPrior numbers, or use structure='unstructured'"

@@ -16,20 +16,23 @@ from torch import Tensor
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.sparse import ActiveWeights
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     HIGH,
     LOW,
-    Draw,
     LayerPredictor,
-    Noise,
-    Outcome,
+    LayerState,
+    LognormalUnitNoise,
+    NoisyModel,
+    TrainedUnits,
+    UniformDraw,
     lognormal_kl,
     lognormal_log_moment,
     lognormal_log_snr,
     lognormal_of,
-    prepare,
     train_and_prune,
+    unit_network,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
@@ -65,18 +68,18 @@ class StructuredBayesianPruning(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all units, then take out those that are noise."""
-        units = prepare(task, start, run)
-        mean = units.mean
-        location = mean.new_zeros(units.groups.size)
+        scaled = unit_network(task, start.pop("params"), run)
+        mean, size = scaled.mean, scaled.units.size
+        location = mean.new_zeros(size)
         log_scale = torch.full_like(location, math.log(self.initial_scale))
 
-        def ready(draw: Draw) -> None:
-            units.multiply(lognormal_of(location, log_scale, draw(units.groups.size)))
-            units.substitute.use(mean)
+        def ready(draw: UniformDraw) -> None:
+            scaled.multiply(lognormal_of(location, log_scale, draw(size)))
+            scaled.substitute.use(mean)
 
         def quiet() -> None:
-            units.multiply(lognormal_log_moment(location.detach(), log_scale.detach(), 1).exp())
-            units.substitute.use(mean.detach())
+            scaled.multiply(lognormal_log_moment(location.detach(), log_scale.detach(), 1).exp())
+            scaled.substitute.use(mean.detach())
 
         def constrain() -> None:
             location.clamp_(LOW, HIGH)
@@ -85,35 +88,36 @@ class StructuredBayesianPruning(Method):
         def divergence() -> Tensor:
             return lognormal_kl(location, log_scale).sum()
 
-        def outcome() -> Outcome:
-            noise = {"location": location.detach(), "log_scale": log_scale.detach()}
+        def outcome() -> TrainedUnits:
+            noise = LognormalUnitNoise(location.detach(), log_scale.detach())
             ratio = lognormal_log_snr(location, log_scale).exp()
-            return Outcome(noise, {"mean": mean.detach()}, ratio, self.threshold)
+            return TrainedUnits(noise, ActiveWeights(mean.detach()), ratio, self.threshold)
 
+        model = NoisyModel(
+            weights={"active.mean": mean},
+            scales={"units.location": location, "units.log_scale": log_scale},
+            ready=ready,
+            quiet=quiet,
+            divergence=divergence,
+            constrain=constrain,
+            points=lambda: scaled.layout.whole(mean),
+        )
         return train_and_prune(
             task,
-            units,
-            Noise(
-                weights={"active.mean": mean},
-                scales={"units.location": location, "units.log_scale": log_scale},
-                ready=ready,
-                quiet=quiet,
-                divergence=divergence,
-                constrain=constrain,
-                points=lambda: units.layout.whole(mean),
-            ),
+            scaled,
+            model,
             outcome,
-            start,
+            start["hyper"],
             run,
             training=self.training,
             noise_learning_rate=self.noise_learning_rate,
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
-            what="point",
+            kind="point",
         )
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
-        return LayerPredictor(state, network)
+        """What predicts by passes through sparse layers."""
+        return LayerPredictor(LayerState.of(state), network)
 
 
 StructuredBayesianPruning.quick = StructuredBayesianPruning(training=replace(Training(), epochs=60, learning_rate=0.01))

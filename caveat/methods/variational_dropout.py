@@ -19,20 +19,21 @@ from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import Scheme, sparse_layers
 from caveat.engine.training import Training
 from caveat.engine.variational import (
+    LayerPrediction,
     LayerPredictor,
-    Noise,
+    LayerState,
+    NoisyModel,
     NoisyTraining,
-    Prediction,
     Trained,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
-    kept_weights,
+    layer_info,
     log_alpha,
     log_uniform_kl,
     pruned_account,
+    random_layout,
+    remaining_weights,
     smaller_layout,
+    substitute_and_means,
+    training_account,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
@@ -52,7 +53,7 @@ class VariationalDropout(Method):
     std_learning_rate: Positive = 0.01  # of log std, by Adam; about that of the means, or fewer weights go
     kl_weight: NonNegative = 1.0  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
-    prediction: Prediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
+    prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
@@ -67,12 +68,13 @@ class VariationalDropout(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all weights, then drop those that are noise."""
-        network = task.network.to(run.device)
+        network, params = task.network.to(run.device), start.pop("params")
         layers = sparse_layers(network)
-        layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-        substitute, mean = begin(network, start, layout)
+        layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+        substitute, mean = substitute_and_means(network, params, layout)
+        del params  # they are in the substitute and the means now
         log_std = torch.full_like(mean, math.log(self.initial_std))
-        noise = Noise(
+        model = NoisyModel(
             weights={"active.mean": mean},
             scales={"active.log_std": log_std},
             ready=lambda draw: substitute.use(mean, (2 * log_std).exp()),
@@ -82,7 +84,7 @@ class VariationalDropout(Method):
         trainer = NoisyTraining(
             task,
             substitute,
-            noise,
+            model,
             start["hyper"],
             self.training,
             run,
@@ -90,20 +92,20 @@ class VariationalDropout(Method):
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
         scheme = Scheme(optimizer=self.training.optimizer)
-        before = account_of(task, layout, run, scheme)
+        before = training_account(task, layout, run, scheme)
         history = trainer.train(before.total.training_flops)
         mean, log_std = mean.detach(), log_std.detach()
-        keep = kept_weights(layout, -log_alpha(mean, log_std), -self.threshold, run)
-        rest, hyper = trainer.finish(lambda: substitute.use(mean * keep))
-        few = smaller_layout(layout, keep)
-        trained = Trained(few, mean[keep], log_std[keep], rest, hyper, history)
-        made = pruned_account(before, account_of(task, few, run, scheme))
-        found = {"sparsity": 1 - made.density, "median_std": float(log_std[keep].median().exp())}
-        return trained.state(network), describe(task, trained, run, made, "Gaussian", found)
+        stay = remaining_weights(layout, -log_alpha(mean, log_std), -self.threshold, run)
+        rest, hyper = trainer.finish(lambda: substitute.use(mean * stay))
+        few = smaller_layout(layout, stay)
+        trained = Trained(few, mean[stay], log_std[stay], rest, hyper, history)
+        account = pruned_account(before, training_account(task, few, run, scheme))
+        diagnostics = {"sparsity": 1 - account.density, "median_std": float(log_std[stay].median().exp())}
+        return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
-        """Passes through sparse layers."""
-        return LayerPredictor(state, network, local=self.prediction == "local")
+        """What predicts by passes through sparse layers."""
+        return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
 VariationalDropout.quick = VariationalDropout(training=replace(Training(), epochs=60, learning_rate=0.01))

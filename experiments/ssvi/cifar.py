@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from caveat.evaluate.scores import Scored
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import caveat
 from caveat import SSVI, MeanFieldVI, RigL, Training, data, models
+from caveat.evaluate.scoring import Scored
 
 COLUMNS: tuple[str, ...] = ("data", "method", "density", "seed", "epochs", "accuracy", "nll", "ece", "marginal_ece")
 COLUMNS += ("median_std_change", "median_std", "training_pflop", "stored_mb", "seconds", "peak_gb", "knobs", "draws")

@@ -136,6 +136,9 @@ def test_a_model_of_ones_own_is_found_elsewhere(
     code, _, err = run(capsys, "predict", *posterior, "--model", "none.py:net", "--out", "b.npz")
     assert (code, "none.py is not a Python file" in err) == (1, True)
     Path("net.py").write_text(NET.format(bias=True))
+    code, _, err = run(capsys, "predict", *posterior, "--out", "b.npz", "--quiet")
+    assert (code, "which you have not run yet as it is now" in err) == (1, True)
+    assert run(capsys, "predict", *posterior, "--model", "net.py:net", "--out", "c.npz", "--quiet")[0] == 0
     assert run(capsys, "predict", *posterior, "--out", "b.npz", "--quiet")[0] == 0
     with np.load("a.npz") as first, np.load("b.npz") as second:
         np.testing.assert_array_equal(first["probs"], second["probs"])

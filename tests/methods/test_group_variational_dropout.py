@@ -146,6 +146,7 @@ def test_what_is_left_is_a_narrower_network_of_the_same_function(method: Any, tm
     keep = scores < middle
     noise = dict(whole.state["noise"])
     noise["mean"] = keep * (noise["mean"] if "mean" in noise else lognormal_log_moment(*_pair(noise), 1).exp())
+    noise["log_std"] = torch.full_like(noise["mean"], -torch.inf)
     noise = {k: v for k, v in noise.items() if k not in ("location", "log_scale")}
     zeroed = caveat.Posterior(whole.method, whole.state | {"noise": noise}, whole.network, whole.info)
     with torch.no_grad():

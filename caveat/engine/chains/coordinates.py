@@ -22,6 +22,7 @@ from caveat.priors import (
     LogisticPrior,
     Prior,
     StudentTPrior,
+    gaussian_precisions,
 )
 
 __all__ = ["Coordinates"]
@@ -64,7 +65,7 @@ class Coordinates:
             places["hyper/log_noise"] = (slice(before, before + noise.numel()), noise.shape)
             scales.append(offset.new_ones(noise.numel()))
             offset = torch.cat([offset, noise.to(offset).flatten() - 1])
-        independent = isinstance(network.prior, GaussianPrior)
+        independent = gaussian_precisions(network.prior, like) is not None
         gaussian = independent or (whitened and isinstance(network.prior, EmpCovPrior))
         normal = slice(0 if gaussian else weights, len(offset))
         stiffness = None

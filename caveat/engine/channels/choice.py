@@ -11,40 +11,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caveat.engine.channels.narrowing import Axis, Channels, Kept, places, slices
+from caveat.engine.channels.narrowing import Axis, Channels, KeptChannels, entry_positions, kept_entries
 from caveat.engine.distributed import Ranks
 from caveat.network import Params
 
 __all__ = [
-    "candidates", "channel_scores", "exchange_counts", "growth_scores", "kept_density", "start_kept", "swap", "unflat",
+    "candidate_values",
+    "channel_density",
+    "channel_scores",
+    "exchange_counts",
+    "growth_scores",
+    "random_channels",
+    "swap",
+    "unflat",
 ]  # fmt: skip
 
 Counts = dict[int, int]  # channels of each space
 Scores = dict[int, Tensor]  # one a channel, for each space
 
 
-def kept_density(channels: Channels, kept: Kept, sizes: Mapping[str, int] | None = None) -> float:
-    """The share of the weights that is left.
+def channel_density(channels: Channels, kept: KeptChannels, sizes: Mapping[str, int] | None = None) -> float:
+    """The share of the weights that is left with these channels.
 
     Args:
-        sizes: of the weights that count, by name, narrowed or not; unless given, all that are narrowed count
+        sizes: of the weights that count, by name, narrowed or not; unless given, all narrowed ones count
     """
-    counts = {space: len(own) for space, own in kept.items()}
+    counts = {space: len(chosen) for space, chosen in kept.items()}
     return _weights(channels, counts, sizes) / _weights(channels, dict(enumerate(channels.widths)), sizes)
 
 
-def start_kept(
+def random_channels(
     channels: Channels,
     density: float,
     rng: torch.Generator,
     multiple: int = 1,
     sizes: Mapping[str, int] | None = None,
-) -> Kept:
+) -> KeptChannels:
     """Random channels, the same share of every space and at least one, so that about `density` of the weights is left.
 
-    The share is found by bisection; then spaces take the next count, in order, where that comes nearer. What was
-    reached is `kept_density`, with the same `sizes`. Counts are multiples of `multiple`, or all channels of a space
-    that has fewer.
+    The share is found by bisection; then spaces take the next count, in order, where that comes nearer.
+    `channel_density`, with the same `sizes`, tells the density that was reached. Counts are multiples of `multiple`, or
+    all channels of a space that has fewer.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density={density} must be above 0 and at most 1")
@@ -67,16 +74,17 @@ def start_kept(
     return {s: torch.randperm(width, generator=rng)[: counts[s]].sort().values for s, width in widths.items()}
 
 
-def exchange_counts(channels: Channels, kept: Kept, share: float) -> Counts:
-    """How many channels of each space to exchange for others: about a share, but not all, nor more than there are."""
+def exchange_counts(channels: Channels, kept: KeptChannels, share: float) -> Counts:
+    """How many channels of each space to exchange: about a share, never all, and no more than there are absent ones."""
     if not 0 <= share < 1:
         raise ValueError(f"share={share} of the channels to exchange must be at least 0 and below 1")
     widths = channels.widths
-    return {s: min(round(share * len(own)), len(own) - 1, widths[s] - len(own)) for s, own in kept.items()}
+    counts = {space: len(chosen) for space, chosen in kept.items()}
+    return {space: min(round(share * n), n - 1, widths[space] - n) for space, n in counts.items()}
 
 
-def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_scores: Scores) -> Kept:
-    """As many channels as before, with the `drop[space]` of lowest score exchanged for absent ones of highest score.
+def swap(channels: Channels, kept: KeptChannels, drop: Counts, keep_scores: Scores, add_scores: Scores) -> KeptChannels:
+    """The channels after an exchange of the `drop[space]` of lowest score for absent ones of highest score.
 
     Channels that go cannot come back at once: their growth score is that of a channel with its weights still on.
 
@@ -88,33 +96,34 @@ def swap(channels: Channels, kept: Kept, drop: Counts, keep_scores: Scores, add_
     new = dict(kept)
     add_scores = dict(zip(add_scores, _on_host([*add_scores.values()]), strict=True))
     for space, n in drop.items():
-        own, width = kept[space].numpy(), channels.widths[space]
-        if not 0 <= n <= min(len(own), width - len(own)):
+        present, width = kept[space].numpy(), channels.widths[space]
+        if not 0 <= n <= min(len(present), width - len(present)):
             raise ValueError(
-                f"drop[{space}]={n}, but space {space} has {len(own)} channels to remove and {width - len(own)} to add"
+                f"drop[{space}]={n}, but space {space} has {len(present)} channels to remove and "
+                f"{width - len(present)} to add"
             )
-        absent = np.delete(np.arange(width), own)
+        absent = np.delete(np.arange(width), present)
         keep, add = keep_scores[space].cpu().double().numpy(), add_scores[space].numpy()
-        if keep.shape != own.shape or add.shape != (width,):
+        if keep.shape != present.shape or add.shape != (width,):
             raise ValueError(
-                f"space {space} takes {len(own)} keep scores and {width} add scores, "
+                f"space {space} takes {len(present)} keep scores and {width} add scores, "
                 f"got {list(keep.shape)} and {list(add.shape)}"
             )
         if np.isnan(keep).any() or np.isnan(add[absent]).any():
             raise ValueError(f"scores of space {space} are not numbers: the loss or the weights are not finite")
-        stay = own[keep.argsort(stable=True)[n:]]
+        stay = present[keep.argsort(stable=True)[n:]]
         come = absent[(-add[absent]).argsort(stable=True)[:n]]
         new[space] = torch.from_numpy(np.sort(np.concatenate([stay, come])))
     return new
 
 
-def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
-    """For each kept channel, the mean score of its incoming and outgoing weights, [K].
+def channel_scores(channels: Channels, kept: KeptChannels, scores: Params) -> Scores:
+    """For each kept channel of a space, the mean score of its incoming and outgoing weights, [K].
 
     Args:
         scores: of the narrow network's weights, by name; weights that are not in it do not count
     """
-    counts = {space: len(own) for space, own in kept.items()}
+    counts = {space: len(chosen) for space, chosen in kept.items()}
     axes = [
         (scores[name], dimension, axis)
         for name in channels.weights
@@ -125,16 +134,16 @@ def channel_scores(channels: Channels, kept: Kept, scores: Params) -> Scores:
     sums = _on_host([_sums(values, dimension) for values, dimension, _ in axes])
     total = {space: torch.zeros(n, dtype=torch.float64) for space, n in counts.items()}
     weights = dict.fromkeys(counts, 0)  # a channel's; all of a space have as many
-    for (values, _, axis), own in zip(axes, sums, strict=True):
-        for space, part, block in _by_channel(own, axis, counts):
+    for (values, _, axis), along_axis in zip(axes, sums, strict=True):
+        for space, part, block in _by_channel(along_axis, axis, counts):
             total[space] += part
-            weights[space] += values.numel() // len(own) * block
+            weights[space] += values.numel() // len(along_axis) * block
     return {space: total[space] / max(n, 1) for space, n in weights.items()}
 
 
 @torch.no_grad()
-def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) -> Params:
-    """Wide values with every absent channel as it would come in: fresh incoming weights, zero outgoing ones.
+def candidate_values(params: Params, channels: Channels, kept: KeptChannels, fresh: Params) -> Params:
+    """Wide values in which every absent channel is as it would come in: fresh incoming weights, zero outgoing ones.
 
     Fresh weights are larger by the root of how many times fewer inputs are added up. The function is that of the narrow
     network: nothing reads an absent channel. Its own normalisation is fresh too. Narrowed again to a new choice of
@@ -148,7 +157,7 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     shapes = {name: channels.extents[name].shape for name in params if name in channels.extents}
     flat = torch.cat([fresh[name].flatten() for name in shapes])
     wide = dict(zip(shapes, unflat(flat, shapes.values()), strict=True))
-    index = slices(channels, kept)
+    index = kept_entries(channels, kept)
     factors, like = [], {}  # of the columns of weights that read channels, and the shapes that they act in
     for name, shape in shapes.items():
         if _inputs(name, channels) and (inputs := index[name][1]) is not None:
@@ -158,7 +167,7 @@ def candidates(params: Params, channels: Channels, kept: Kept, fresh: Params) ->
     if factors:
         moved = torch.from_numpy(np.concatenate(factors)).to(flat.dtype).to(flat.device, non_blocking=True)
         torch._foreach_mul_([wide[name] for name in like], unflat(moved, like.values()))
-    flat[places(index, shapes, flat.device)] = torch.cat([params[name].flatten() for name in shapes])
+    flat[entry_positions(index, shapes, flat.device)] = torch.cat([params[name].flatten() for name in shapes])
     # .data counts the writes to itself alone: a pass writes into buffers, and keeps weights for its way back.
     return params | {name: value.data.to(params[name].dtype) for name, value in wide.items()}
 
@@ -188,34 +197,35 @@ def growth_scores(
     squares = [*known.values()]
     (ranks or Ranks()).add(squares)
     total = next(iter(params.values())).new_zeros(sum(channels.widths))
-    found = dict(enumerate(total.split(channels.widths)))
+    by_space = dict(enumerate(total.split(channels.widths)))  # views
     if squares:
         torch._foreach_mul_(squares, squares)
-    for name, own in zip(known, squares, strict=True):
-        for space, part, _ in _by_channel(_sums(own, 1), _inputs(name, channels), dict(enumerate(channels.widths))):
-            found[space] += part
+    for name, squared in zip(known, squares, strict=True):
+        for space, part, _ in _by_channel(_sums(squared, 1), _inputs(name, channels), dict(enumerate(channels.widths))):
+            by_space[space] += part
     return dict(enumerate(total.sqrt().split(channels.widths)))
 
 
 def unflat(flat: Tensor, shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
-    """The tensors of these shapes that lie one after the other in a flat one; to view one of one axis takes no step."""
+    """Views of a flat tensor: the tensors of these shapes that lie in it one after the other."""
     shapes = [*shapes]
     parts = flat.split([math.prod(shape) for shape in shapes])
+    # A view of one axis would be a step for nothing.
     return [part if len(shape) == 1 else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _inputs(name: str, channels: Channels) -> Axis:
-    """The channels that a parameter reads; none where it is not a layer's weight."""
+    """The axis of the channels that a layer's weight reads; empty for any other parameter."""
     return channels.extents[name].axes[1] if name in channels.weights else ()
 
 
 def _sums(values: Tensor, dimension: int) -> Tensor:
-    """Over all dimensions but one."""
+    """Sums over all dimensions but one, [n]."""
     return values.sum([d for d in range(values.ndim) if d != dimension])
 
 
 def _by_channel(sums: Tensor, axis: Axis, counts: Counts) -> Iterator[tuple[int, Tensor, int]]:
-    """For each space along an axis: its `counts` channels' sums, of those of entries, and the entries of a channel."""
+    """For each space along an axis: the sum of each of its `counts` channels, [K], and how many entries one has."""
     entries = [(s.width if s.space is None else counts[s.space]) * s.block for s in axis]
     for segment, part in zip(axis, sums.split(entries) if len(axis) > 1 else (sums,), strict=True):
         if segment.space is not None:
@@ -224,12 +234,12 @@ def _by_channel(sums: Tensor, axis: Axis, counts: Counts) -> Iterator[tuple[int,
 
 
 def _on_host(parts: list[Tensor]) -> tuple[Tensor, ...]:
-    """On the CPU, for which a device is waited for once; numpy knows no bfloat16."""
+    """Tensors of one axis on the CPU in float64 (numpy knows no bfloat16); a device is waited for once."""
     return torch.cat(parts).cpu().double().split([len(part) for part in parts]) if parts else ()
 
 
 def _weights(channels: Channels, counts: Counts, whole: Mapping[str, int] | None) -> int:
-    """How many there are with so many channels; `whole` has the sizes of those that count."""
+    """How many weights there are with `counts` channels; `whole` has the sizes of those that count."""
     total = 0
     for name in channels.weights if whole is None else whole:
         layout = channels.extents.get(name)

@@ -2,38 +2,53 @@
 
 from torch import Tensor
 
-from caveat.engine.channels.narrowing import Channels, Index, Kept, narrow, scatter, shrink, slices
+from caveat.engine.channels.narrowing import Channels, Index, KeptChannels, kept_entries, narrow, scatter, shrink
 from caveat.network import Network, Params
 
-__all__ = ["narrow_network", "of_slices", "stored_slices", "widened"]
+__all__ = ["is_restorable", "narrow_network", "sliced_network", "stored_slices", "widened"]
 
 
-def narrow_network(network: Network, channels: Channels, kept: Kept) -> Network:
+def narrow_network(network: Network, channels: Channels, kept: KeptChannels) -> Network:
     """The network with the kept channels only."""
     return network.with_module(narrow(network.module, channels, kept))
 
 
-def stored_slices(channels: Channels, kept: Kept) -> Params:
-    """Which entries of wide tensors there are, as a state keeps it: for each name and axis, int32."""
-    index = slices(channels, kept)
-    return {f"{n}/{axis}": own.int() for n, axes in index.items() for axis, own in enumerate(axes) if own is not None}
+def stored_slices(channels: Channels, kept: KeptChannels) -> Params:
+    """The kept entries of every wide tensor, as a state stores them: int32, under "<name>/<axis>"."""
+    index = kept_entries(channels, kept)
+    return {
+        f"{name}/{axis}": entries.int()
+        for name, axes in index.items()
+        for axis, entries in enumerate(axes)
+        if entries is not None
+    }
 
 
 def _index(stored: Params) -> dict[str, Index]:
-    found: dict[str, dict[int, Tensor]] = {}
-    for key, own in stored.items():
+    """What `stored_slices` stored, for each name and axis."""
+    by_name: dict[str, dict[int, Tensor]] = {}
+    for key, entries in stored.items():
         name, _, axis = key.rpartition("/")
-        found.setdefault(name, {})[int(axis)] = own.long()
-    return {name: tuple(axes.get(axis) for axis in range(max(axes) + 1)) for name, axes in found.items()}
+        by_name.setdefault(name, {})[int(axis)] = entries.long()
+    return {name: tuple(axes.get(axis) for axis in range(max(axes) + 1)) for name, axes in by_name.items()}
 
 
-def of_slices(network: Network, stored: Params) -> Network:
-    """The narrow network that stored slices speak of."""
+def sliced_network(network: Network, stored: Params) -> Network:
+    """The narrow network that slices were stored of."""
     return network.with_module(shrink(network.module, _index(stored)))
 
 
+def is_restorable(network: Network, channels: Channels, kept: KeptChannels) -> bool:
+    """Whether stored slices make the narrow network again.
+
+    They do not where a normalisation has no parameters or statistics of its own that would tell its number of channels.
+    """
+    narrow, restored = narrow_network(network, channels, kept), sliced_network(network, stored_slices(channels, kept))
+    return repr(narrow.module) == repr(restored.module)
+
+
 def widened(params: Params, network: Network, stored: Params) -> Params:
-    """Values of the wide network with which it computes what the narrow one does."""
+    """Values with which the wide network computes what the narrow one does with `params`."""
     index = _index(stored)
     like = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
     wide = {}

@@ -4,7 +4,7 @@
 
 A removed channel has no outgoing weights in the wide network, so what it computes there reaches nothing: the wide and
 the narrow network are one function. Channels that are added to each other or normalised together form a *space* and
-are kept or removed together; `engine.channels` finds the spaces of a module.
+are kept or removed together; `find_channels` finds the spaces of a module.
 """
 
 import copy
@@ -23,23 +23,23 @@ __all__ = [
     "Channels",
     "Extent",
     "Index",
-    "Kept",
+    "KeptChannels",
     "Segment",
+    "axis_entries",
+    "entry_positions",
     "gather",
+    "kept_entries",
     "narrow",
     "narrow_params",
-    "places",
     "resize",
-    "rows",
     "scatter",
     "shrink",
-    "slices",
     "widen_params",
 ]  # fmt: skip
 
-Kept = dict[int, Tensor]  # for each space, the channels that are there: sorted, int64, on the CPU
-SIZES = ("num_features", "num_channels", "num_groups", "num_parameters")  # what torch's modules call how many there are
-Index = tuple[Tensor | None, ...]  # for each axis of a parameter, the entries that are there; None for all of them
+KeptChannels = dict[int, Tensor]  # for each space, the kept channels: sorted, int64, on the CPU
+SIZES = ("num_features", "num_channels", "num_groups", "num_parameters")  # torch's names for a number of channels
+Index = tuple[Tensor | None, ...]  # for each axis of a parameter, the kept entries; None for all of them
 
 
 @dataclass(frozen=True)
@@ -78,54 +78,54 @@ class Channels:
     whole: dict[str, str]  # layers whose outputs cannot be narrowed, and why
 
 
-def rows(axis: Axis, kept: Kept) -> Tensor:
+def axis_entries(axis: Axis, kept: KeptChannels) -> Tensor:
     """The entries along an axis that belong to kept channels, [K]."""
-    found, start = [], 0
+    parts, start = [], 0
     for segment in axis:
-        own = torch.arange(segment.width) if segment.space is None else kept[segment.space].cpu()
+        entries = torch.arange(segment.width) if segment.space is None else kept[segment.space].cpu()
         if segment.block > 1:
-            own = (own[:, None] * segment.block + torch.arange(segment.block)).flatten()
-        found.append(own + start if start else own)
+            entries = (entries[:, None] * segment.block + torch.arange(segment.block)).flatten()
+        parts.append(entries + start if start else entries)
         start += segment.width * segment.block
-    return torch.cat(found) if len(found) > 1 else found[0]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def slices(channels: Channels, kept: Kept, device: torch.device | str = "cpu") -> dict[str, Index]:
+def kept_entries(channels: Channels, kept: KeptChannels, device: torch.device | str = "cpu") -> dict[str, Index]:
     """For each parameter and buffer that becomes smaller, the entries along each axis that stay."""
     if set(kept) != set(range(len(channels.widths))):
         raise ValueError(f"kept has spaces {sorted(kept)}, the network has {list(range(len(channels.widths)))}")
-    for space, own in kept.items():
-        width, given = channels.widths[space], own.tolist()
+    for space, chosen in kept.items():
+        width, given = channels.widths[space], chosen.tolist()
         if not given or given != sorted({*given}) or given[0] < 0 or given[-1] >= width:
             raise ValueError(f"kept[{space}]={given} must be at least one channel, in rising order, each below {width}")
     axes = {axis for layout in channels.extents.values() for axis in layout.axes if axis}
-    entries = {axis: rows(axis, kept).to(device) for axis in axes}  # many tensors share one
+    entries = {axis: axis_entries(axis, kept).to(device) for axis in axes}  # many tensors share one
     return {name: tuple(entries.get(axis) for axis in layout.axes) for name, layout in channels.extents.items()}
 
 
 def gather(values: Tensor, index: Index) -> Tensor:
-    """The entries of a wide tensor that are there."""
-    for axis, own in enumerate(index):
-        if own is not None:
-            values = values.index_select(axis, own.to(values.device))
+    """The entries of a wide tensor that are kept."""
+    for axis, entries in enumerate(index):
+        if entries is not None:
+            values = values.index_select(axis, entries.to(values.device))
     return values
 
 
-def places(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
-    """Of wide tensors of these names and shapes, flat and one after the other, the entries that are there, [size].
+def entry_positions(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: torch.device) -> Tensor:
+    """Positions of kept entries in wide tensors of these names and shapes, flat and one after the other, [size].
 
     An entry is where its row (along the first axis) begins, and then where it is inside a row. Rows are few and gone
     through in numpy; all entries are found at once on the device, which takes longer to begin a step than to do it.
     """
-    shared = {id(own): own for axes in index.values() for own in axes if own is not None}
-    arrays = {key: own.numpy() for key, own in shared.items()}
+    shared = {id(entries): entries for axes in index.values() for entries in axes if entries is not None}
+    arrays = {key: entries.numpy() for key, entries in shared.items()}
     begins, insides, start = [], [], 0
     for name, shape in shapes.items():
-        first, *rest = (*(arrays.get(id(own)) for own in index.get(name, ())), None)
+        first, *rest = (*(arrays.get(id(entries)) for entries in index.get(name, ())), None)
         row = math.prod(shape[1:])
         inside = np.arange(row).reshape(shape[1:])
-        for axis, own in enumerate(rest):
-            inside = inside if own is None else inside.take(own, axis)
+        for axis, entries in enumerate(rest):
+            inside = inside if entries is None else inside.take(entries, axis)
         begins.append(start + row * (np.arange(shape[0]) if first is None else first))
         insides.append(inside.ravel())
         start += row * shape[0]
@@ -140,22 +140,22 @@ def places(index: dict[str, Index], shapes: dict[str, tuple[int, ...]], device: 
 
 
 def scatter(values: Tensor, index: Index, into: Tensor) -> Tensor:
-    """A copy of a wide tensor with these values at the entries that are there."""
+    """A copy of the wide tensor `into` with these values at its kept entries."""
     return into.index_put(_mesh(index, values), values)
 
 
-def narrow_params(params: Params, channels: Channels, kept: Kept) -> Params:
-    """Values for the narrow network, of those for the wide one; what has no channels to lose is passed on."""
-    index = slices(channels, kept, next((value.device for value in params.values()), "cpu"))
+def narrow_params(params: Params, channels: Channels, kept: KeptChannels) -> Params:
+    """The narrow network's values from those of the wide one; tensors without channels are passed on as they are."""
+    index = kept_entries(channels, kept, next((value.device for value in params.values()), "cpu"))
     return {name: gather(value, index[name]) if name in index else value for name, value in params.items()}
 
 
-def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
+def widen_params(params: Params, channels: Channels, kept: KeptChannels) -> Params:
     """Values for the wide network with which it computes what the narrow one does with `params`.
 
     Removed channels get zeros, and a running variance of one.
     """
-    index, wide = slices(channels, kept), {}
+    index, wide = kept_entries(channels, kept), {}
     for name, value in params.items():
         layout = channels.extents.get(name)
         if layout is not None:
@@ -164,27 +164,27 @@ def widen_params(params: Params, channels: Channels, kept: Kept) -> Params:
     return wide
 
 
-def narrow(module: nn.Module, channels: Channels, kept: Kept) -> nn.Module:
+def narrow(module: nn.Module, channels: Channels, kept: KeptChannels) -> nn.Module:
     """A narrower copy of a module: plain layers of smaller sizes, with the kept channels' values."""
-    result = shrink(module, slices(channels, kept))
+    result = shrink(module, kept_entries(channels, kept))
     for name, axis in channels.norms.items():
-        resize(result.get_submodule(name), sum(s.width * s.block for s in axis), len(rows(axis, kept)))
+        resize(result.get_submodule(name), sum(s.width * s.block for s in axis), len(axis_entries(axis, kept)))
     return result
 
 
 def shrink(module: nn.Module, index: dict[str, Index]) -> nn.Module:
-    """A copy of a module with these entries of its tensors; layers and norms that own one know their new size."""
+    """A copy of a module with some entries of its tensors; layers and norms that own one are told their new size."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     # The copy is told that these tensors are copied already: the wide ones are never written twice.
-    memo = {id(tensors[name]): _cut(tensors[name], own) for name, own in index.items()}
+    memo = {id(tensors[name]): _cut(tensors[name], entries) for name, entries in index.items()}
     result: nn.Module = copy.deepcopy(module, memo)
-    for name, own in index.items():
+    for name, entries in index.items():
         owner = result.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             if name.endswith("weight"):
                 _resize_layer(owner)
-        elif own[0] is not None:
-            resize(owner, len(tensors[name]), len(own[0]))
+        elif entries[0] is not None:
+            resize(owner, len(tensors[name]), len(entries[0]))
     return result
 
 
@@ -213,6 +213,6 @@ def _cut(tensor: Tensor, index: Index) -> Tensor:
 
 def _mesh(index: Index, like: Tensor) -> tuple[Tensor, ...]:
     """Index tensors that pick the product of each axis's entries; axes after the last that is cut need none."""
-    n = 1 + max((axis for axis, own in enumerate(index) if own is not None), default=0)
-    parts = [torch.arange(like.shape[axis]) if own is None else own for axis, own in enumerate(index[:n])]
+    n = 1 + max((axis for axis, entries in enumerate(index) if entries is not None), default=0)
+    parts = [torch.arange(like.shape[axis]) if entries is None else entries for axis, entries in enumerate(index[:n])]
     return tuple(part.to(like.device).view(-1, *[1] * (n - 1 - axis)) for axis, part in enumerate(parts))

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.channels.narrowing import SIZES, Axis, Channels, Extent, Segment, narrow, widen_params
-from caveat.engine.channels.trial import close, cut, entries, own_tensors, trial
+from caveat.engine.channels.trial import axis_length, close, cut, module_tensors, trial
 
 __all__ = ["OUTPUTS", "find_channels"]
 
@@ -74,8 +74,8 @@ class _Tracer(fx.Tracer):
     """Modules with parameters of their own and no parts are steps, as torch's modules are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = [*m.parameters(recurse=False), *m.buffers(recurse=False)]
-        return super().is_leaf_module(m, module_qualified_name) or bool(own and next(m.children(), None) is None)
+        tensors = [*m.parameters(recurse=False), *m.buffers(recurse=False)]
+        return super().is_leaf_module(m, module_qualified_name) or bool(tensors and next(m.children(), None) is None)
 
 
 class _Search(fx.Interpreter):
@@ -133,16 +133,16 @@ class _Search(fx.Interpreter):
             return self._stay_whole([source], f"{name} reads them in {groups} groups")
         if groups > 1:
             times = layer.out_channels // groups
-            made, reads = tuple(replace(segment, block=segment.block * times) for segment in reads), ()
+            outputs, reads = tuple(replace(segment, block=segment.block * times) for segment in reads), ()
         else:
             known = self.axes.get(f"{name}.weight")  # where this is not its first call
-            made = known[0] if known else (self._space(layer.weight.shape[0], name),)
-        self._record(f"{name}.weight", (made, reads))
+            outputs = known[0] if known else (self._space(layer.weight.shape[0], name),)
+        self._record(f"{name}.weight", (outputs, reads))
         if layer.bias is not None:
-            self._record(f"{name}.bias", (made,))
+            self._record(f"{name}.bias", (outputs,))
         if f"{name}.weight" not in self.weights:
             self.weights.append(f"{name}.weight")
-        return _Value(dimension, made)
+        return _Value(dimension, outputs)
 
     def _concatenation(self, node: fx.Node, inputs: list[fx.Node]) -> _Value | None:
         """Of channels; None for any other step."""
@@ -168,12 +168,12 @@ class _Search(fx.Interpreter):
             sizes = {u.args[1] if u.target is operator.getitem else None for u in node.users if u.users}
             fixed = all(isinstance(i, int) and i % len(result) != first.dimension for i in sizes)
             return None if fixed else self._stay_whole(inputs, f"{what} reads their number")
-        own, size = {} if module is None else own_tensors(module), entries(first.axis)
+        tensors, size = {} if module is None else module_tensors(module), axis_length(first.axis)
         if any(v.pattern != first.pattern for v in values):
             return self._stay_whole(inputs, f"{what} joins channels of several kinds")
-        if any(id(p) in self.shared for p in own.values()):
+        if any(id(p) in self.shared for p in tensors.values()):
             return self._stay_whole(inputs, f"{what} has parameters that it shares")
-        if any(p.numel() != 1 and not p.numel() == max(p.shape) == size for p in own.values()):
+        if any(p.numel() != 1 and not p.numel() == max(p.shape) == size for p in tensors.values()):
             return self._stay_whole(inputs, f"{what} has parameters that are not one number a channel")
 
         def compute(given: list[Tensor], kept: Tensor | None) -> Any:
@@ -185,27 +185,27 @@ class _Search(fx.Interpreter):
                 return getattr(self, node.op)(node.target, args, kwargs)
             return (module if kept is None else cut(module, size, kept))(*args, **kwargs)
 
-        for tensor in own.values():  # so that no zero among them hides what it multiplies
+        for tensor in tensors.values():  # so that no zero among them hides what it multiplies
             if isinstance(tensor, nn.Parameter):
                 tensor.uniform_(0.5, 1.5, generator=self.rng)
-        found = trial(compute, [(self.shapes[n], self.values[n].dimension) for n in inputs], first.axis, self.rng)
-        if isinstance(found, str):
-            return self._stay_whole(inputs, f"{what} {found}")
+        outcome = trial(compute, [(self.shapes[n], self.values[n].dimension) for n in inputs], first.axis, self.rng)
+        if isinstance(outcome, str):
+            return self._stay_whole(inputs, f"{what} {outcome}")
         for value in values[1:]:
             self._unite(first.axis, value.axis, f"{what} joins them with channels that stay whole")
-        if module is not None and (own or any(getattr(module, name, None) == size for name in SIZES)):
-            self._norm(str(node.target), own, first.axis)
-        if found is None:
+        if module is not None and (tensors or any(getattr(module, name, None) == size for name in SIZES)):
+            self._norm(str(node.target), tensors, first.axis)
+        if outcome is None:
             return None
-        dimension, times = found
+        dimension, times = outcome
         return _Value(dimension, tuple(replace(segment, block=segment.block * times) for segment in first.axis))
 
-    def _norm(self, name: str, own: dict[str, Tensor], axis: Axis) -> None:
+    def _norm(self, name: str, tensors: dict[str, Tensor], axis: Axis) -> None:
         """Remember a module with one number a channel in each of its tensors."""
         self._unite(self.norms.setdefault(name, axis), axis, f"{name} serves several kinds of inputs")
-        for part, tensor in own.items():
+        for part, tensor in tensors.items():
             if tensor.numel() > 1:
-                self._record(f"{name}.{part}", ((),) * tensor.shape.index(entries(axis)) + (axis,))
+                self._record(f"{name}.{part}", ((),) * tensor.shape.index(axis_length(axis)) + (axis,))
 
     def _space(self, width: int, name: str) -> Segment:
         self.parent.append(len(self.parent))
@@ -247,14 +247,14 @@ class _Search(fx.Interpreter):
         return None
 
     def result(self) -> Channels:
-        """What was found, with the spaces numbered in the order of the layers that make them."""
+        """The channels of the module, with spaces numbered in the order of the layers that make them."""
         whole = {self._root(space): why for space, why in self.why.items()}
         roots = [self._root(space) for space in range(len(self.parent))]
         numbers = {root: i for i, root in enumerate(dict.fromkeys(r for r in roots if r not in whole))}
 
         def resolved(axis: Axis) -> Axis:
-            found = [s if s.space is None else replace(s, space=numbers.get(self._root(s.space))) for s in axis]
-            return () if all(s.space is None for s in found) else tuple(found)
+            segments = [s if s.space is None else replace(s, space=numbers.get(self._root(s.space))) for s in axis]
+            return () if all(s.space is None for s in segments) else tuple(segments)
 
         extents: dict[str, Extent] = {}
         widths: dict[int, int] = {}

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import tensors
-from caveat.engine.channels.narrowing import Axis, resize, rows
+from caveat.engine.channels.narrowing import Axis, axis_entries, resize
 
-__all__ = ["close", "cut", "entries", "own_tensors", "trial"]
+__all__ = ["axis_length", "close", "cut", "module_tensors", "trial"]
 
 
 def trial(
@@ -32,12 +32,12 @@ def trial(
     """
     axis = tuple(replace(segment, space=place) for place, segment in enumerate(axis))
     halves = {i: torch.randperm(s.width, generator=rng)[: (s.width + 1) // 2].sort().values for i, s in enumerate(axis)}
-    kept = rows(axis, halves)
+    kept = axis_entries(axis, halves)
     wide = [torch.randn(shape, generator=rng, dtype=torch.float64) for shape, _ in inputs]
     thin = [x.index_select(dimension, kept) for x, (_, dimension) in zip(wide, inputs, strict=True)]
     try:
         y, y_thin, y_zero = compute(wide, None), compute(thin, kept), compute([0 * x for x in wide], None)
-    except Exception:  # whatever it says to fewer channels than it was made for
+    except Exception:  # whatever it raises on fewer channels than it was made for
         return "needs all of them"
     if not isinstance(y, Tensor):
         return None if isinstance(y, bool | int | float | torch.dtype | torch.device) and y == y_thin else "mixes them"
@@ -48,10 +48,10 @@ def trial(
     changed = [d for d, (n, m) in enumerate(zip(y.shape, y_thin.shape, strict=True)) if n != m]
     if not changed and close(y, y_thin):
         return None
-    if len(changed) != 1 or y.shape[changed[0]] % entries(axis):
+    if len(changed) != 1 or y.shape[changed[0]] % axis_length(axis):
         return "mixes them"
-    times = y.shape[changed[0]] // entries(axis)
-    spread = rows(tuple(replace(segment, block=segment.block * times) for segment in axis), halves)
+    times = y.shape[changed[0]] // axis_length(axis)
+    spread = axis_entries(tuple(replace(segment, block=segment.block * times) for segment in axis), halves)
     if len(spread) != y_thin.shape[changed[0]] or not close(y.index_select(changed[0], spread), y_thin):
         return "mixes them"
     return changed[0], times
@@ -74,7 +74,7 @@ def _real(x: Tensor) -> Tensor:
 def cut(module: nn.Module, size: int, kept: Tensor) -> nn.Module:
     """A module with one number a channel in each of its tensors, for some of the channels."""
     memo: dict[int, Any] = {}
-    for tensor in own_tensors(module).values():
+    for tensor in module_tensors(module).values():
         if tensor.numel() > 1:
             values = tensor.detach().index_select(tensor.shape.index(size), kept)
             memo[id(tensor)] = nn.Parameter(values) if isinstance(tensor, nn.Parameter) else values
@@ -83,11 +83,11 @@ def cut(module: nn.Module, size: int, kept: Tensor) -> nn.Module:
     return result
 
 
-def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers."""
+def module_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's parameters and buffers, by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def entries(axis: Axis) -> int:
-    """How many there are along an axis."""
+def axis_length(axis: Axis) -> int:
+    """How many entries an axis has."""
     return sum(segment.width * segment.block for segment in axis)

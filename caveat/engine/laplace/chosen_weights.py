@@ -7,7 +7,7 @@ from torch import Tensor
 
 from caveat.engine.flat_weights import flat, flat_places
 from caveat.network import Network, Params
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 
 __all__ = ["ChosenWeights", "flat_prior"]
 
@@ -111,11 +111,10 @@ class ChosenWeights:
 
 def flat_prior(network: Network, params: Params) -> Tensor:
     """The prior precision of every selected weight, [n]."""
-    prior = network.prior
-    if not isinstance(prior, GaussianPrior):
+    precisions = gaussian_precisions(network.prior, {name: params[name] for name in network.names})
+    if precisions is None:
         raise ValueError(
             f"a Laplace approximation needs a Gaussian prior with independent weights, and this is a "
-            f"{type(prior).__name__}: give the task prior=caveat.GaussianPrior(...)"
+            f"{type(network.prior).__name__}: give the task prior=caveat.GaussianPrior(...)"
         )
-    values = [prior.of(name, params[name]).expand(params[name].shape).flatten() for name in network.names]
-    return torch.cat(values)
+    return torch.cat([precision.expand(params[name].shape).flatten() for name, precision in precisions.items()])

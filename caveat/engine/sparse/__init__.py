@@ -1,50 +1,70 @@
 """Sparse layers: linear and convolutional layers that hold few of their weights, and compute with those alone.
 
+    y = sum_k m_k x_k + b,   or a draw of it, N(sum_k m_k x_k, sum_k s_k^2 x_k^2) + b
+
     kernels             y = W x for W given by values and places, and the gradient at those places
-    sparse_layers       a network with such layers in place of its own
+    substitute          a network with such layers in place of its own
     densities           how many weights each layer has, and how many are exchanged as training goes on
     removal_criteria    which weights of a factorised Gaussian are worth keeping
+    exchange            what an exchange of weights is, and when it happens
     accounting          operations, parameters and bytes, layer by layer
     batchnorm_folding   BatchNorm as part of the layer before it, for inference
 
-Called by the variational methods, by RigL, by chains over sparse networks, and by `deploy`.
+Called by the variational methods, by RigL, by chains over sparse networks, by the rooms channels, variational and
+sparse_chains, and by `deploy`.
 """
 
-from caveat.engine.sparse.accounting import Account, Cost, LayerCost, Scheme, account, flops_by_counts
+from caveat.engine.sparse.accounting import (
+    Account,
+    Cost,
+    FlopsByCounts,
+    LayerCost,
+    Scheme,
+    flops_by_counts,
+    network_account,
+)
 from caveat.engine.sparse.batchnorm_folding import folded
-from caveat.engine.sparse.densities import Allocation, counts, dense_layers, replaced, replacement_rate
-from caveat.engine.sparse.kernels import Geometry
-from caveat.engine.sparse.removal_criteria import Criterion, keep_scores
-from caveat.engine.sparse.sparse_layers import (
-    Layout,
+from caveat.engine.sparse.densities import Allocation, active_counts, dense_layers, exchange_count, replacement_rate
+from caveat.engine.sparse.exchange import ActiveWeights, Exchange, NoExchange, Schedule, StepBatch
+from caveat.engine.sparse.kernels import LayerGeometry
+from caveat.engine.sparse.removal_criteria import CRITERIA, Criterion, keep_scores
+from caveat.engine.sparse.substitute import (
     Substitute,
-    candidates,
+    WeightLayout,
     column_indices,
     left_out,
+    plain_layers,
     sparse_layers,
     weight_name,
 )
 
 __all__ = [
+    "CRITERIA",
     "Account",
+    "ActiveWeights",
     "Allocation",
     "Cost",
     "Criterion",
-    "Geometry",
+    "Exchange",
+    "FlopsByCounts",
     "LayerCost",
-    "Layout",
+    "LayerGeometry",
+    "NoExchange",
+    "Schedule",
     "Scheme",
+    "StepBatch",
     "Substitute",
-    "account",
-    "candidates",
+    "WeightLayout",
+    "active_counts",
     "column_indices",
-    "counts",
     "dense_layers",
+    "exchange_count",
     "flops_by_counts",
     "folded",
     "keep_scores",
     "left_out",
-    "replaced",
+    "network_account",
+    "plain_layers",
     "replacement_rate",
     "sparse_layers",
     "weight_name",

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, count_rows
 from caveat.engine.cost import words
-from caveat.engine.sparse.kernels import Geometry
+from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.network import Network
 
-__all__ = ["Account", "Cost", "LayerCost", "Scheme", "account", "flops_by_counts"]
+__all__ = ["Account", "Cost", "FlopsByCounts", "LayerCost", "Scheme", "flops_by_counts", "network_account"]
 
+FlopsByCounts = Callable[[Mapping[str, int]], float]  # operations of an example, by the number of each layer's weights
 Optimizer = Literal["sgd", "adam", "adamw"]
 _MOMENTS: dict[Optimizer, int] = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors kept for a parameter; sgd has momentum
 _INDEX_BYTES = 4  # int32
@@ -34,7 +35,7 @@ _REST = "everything else"  # normalisation, buffers, layers of other kinds
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a layer or a network."""
+    """The cost of a layer or a network."""
 
     inference_flops: float = 0.0  # an example, with the mean weights or one draw of them
     training_flops: float = 0.0  # an example of a training step, update steps averaged in
@@ -67,12 +68,12 @@ class Account:
 
     @property
     def total(self) -> Cost:
-        """Of all layers."""
+        """The cost of all layers together."""
         return sum((row.cost for row in self.rows), Cost())
 
     @property
     def dense(self) -> Cost:
-        """Of all layers with all weights."""
+        """The cost of all layers if they had all weights."""
         return sum((row.dense for row in self.rows), Cost())
 
     @property
@@ -129,13 +130,13 @@ class Scheme:
             raise ValueError(f"interval={self.interval} must be at least 1 step, or None where no weights are sought")
 
     def point(self, numbers: int, number_bytes: int, trained: bool) -> Cost:
-        """Numbers of one value each: biases, normalisation, buffers."""
-        kept = 2 + _MOMENTS[self.optimizer] if trained else 1  # value, gradient, moments
+        """The cost of numbers with one value each: biases, normalisation, buffers."""
+        copies = 2 + _MOMENTS[self.optimizer] if trained else 1  # value, gradient, moments
         size = numbers * number_bytes
-        return Cost(parameters=numbers if trained else 0, stored_bytes=size, training_bytes=kept * size)
+        return Cost(parameters=numbers if trained else 0, stored_bytes=size, training_bytes=copies * size)
 
     def weights(self, layer: "_Layer", n: int) -> Cost:
-        """A layer's weights, n of them active."""
+        """The cost of a layer's weights, n of them active."""
         sparse, products = n < layer.size, 2 if self.gaussian and layer.trained else 1
         once = 2.0 * n * layer.positions
         training = products * (once * (2 if layer.trained else 1) + 2.0 * n * layer.positions_to_inputs)
@@ -144,16 +145,18 @@ class Scheme:
         if layer.seen:
             return Cost(once, training)
         index = Cost(stored_bytes=_INDEX_BYTES * n, training_bytes=_INDEX_BYTES * n) if sparse else Cost()
-        found = Cost(once, training) + index + self.point(n, layer.number_bytes, layer.trained)
+        cost = Cost(once, training) + index + self.point(n, layer.number_bytes, layer.trained)
         if products == 1:
-            return found
+            return cost
         size = n * layer.number_bytes
-        kept = 2 + _MOMENTS[self.scale_optimizer]
-        return found + Cost(parameters=n, stored_bytes=size, training_bytes=kept * size)
+        copies = 2 + _MOMENTS[self.scale_optimizer]
+        return cost + Cost(parameters=n, stored_bytes=size, training_bytes=copies * size)
 
 
-def account(network: Network, example: Inputs, scheme: Scheme, active: Mapping[str, int] | None = None) -> Account:
-    """Count a network that has `active[name]` weights in the named layers and all weights in the others.
+def network_account(
+    network: Network, example: Inputs, scheme: Scheme, active: Mapping[str, int] | None = None
+) -> Account:
+    """The costs of a network that has `active[name]` weights in the named layers and all weights in the others.
 
     Args:
         network: of ordinary layers, run once on the example; parameters it does not infer are counted as not trained
@@ -161,7 +164,7 @@ def account(network: Network, example: Inputs, scheme: Scheme, active: Mapping[s
         scheme: how the weights are trained
         active: number of active weights of linear and convolutional layers, by the layer's name
     """
-    modules = {name: layer for name, layer in network.module.named_modules() if Geometry.of(layer) is not None}
+    modules = {name: layer for name, layer in network.module.named_modules() if LayerGeometry.of(layer) is not None}
     active = dict(active or {})
     _check(active, modules)
     layers, others = _measured(network, modules, example)
@@ -184,11 +187,9 @@ def account(network: Network, example: Inputs, scheme: Scheme, active: Mapping[s
     return Account(tuple(rows), update_bytes)
 
 
-def flops_by_counts(
-    network: Network, example: Inputs, scheme: Scheme
-) -> tuple[Callable[[Mapping[str, int]], float], Callable[[Mapping[str, int]], float]]:
-    """What `account` would find of inference and of training, as functions of `active`, after one pass for all."""
-    modules = {name: layer for name, layer in network.module.named_modules() if Geometry.of(layer) is not None}
+def flops_by_counts(network: Network, example: Inputs, scheme: Scheme) -> tuple[FlopsByCounts, FlopsByCounts]:
+    """FLOPs of inference and of training as `network_account` counts them, as functions of `active`, after one pass."""
+    modules = {name: layer for name, layer in network.module.named_modules() if LayerGeometry.of(layer) is not None}
     layers, others = _measured(network, modules, example)
 
     def total(active: Mapping[str, int]) -> Cost:
@@ -235,16 +236,16 @@ def _measured(network: Network, modules: Mapping[str, nn.Module], example: Input
         positions[names[module]][1] += here * inputs[0].requires_grad
 
     handles = [module.register_forward_hook(watch) for module in modules.values()]
-    own = dict(network.module.named_parameters())
+    parameters = dict(network.module.named_parameters())
     # With a graph, so that the inputs of each layer know whether anything before them is trained.
-    params = {name: p.detach().requires_grad_(name in network.names) for name, p in own.items()}
+    params = {name: p.detach().requires_grad_(name in network.names) for name, p in parameters.items()}
     try:
         with torch.enable_grad(), FlopCounterMode(display=False) as counter:
             network(params, example)
     finally:
         for handle in handles:
             handle.remove()
-    trained, seen, layers = {id(own[name]) for name in network.names}, set(), {}
+    trained, seen, layers = {id(parameters[name]) for name in network.names}, set(), {}
     for name, module in modules.items():
         weight = _weight(module)
         key = id(weight)

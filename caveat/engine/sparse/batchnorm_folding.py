@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from caveat.engine.sparse.kernels import Geometry
-from caveat.engine.sparse.sparse_layers import SparseLayer
+from caveat.engine.sparse.kernels import LayerGeometry
+from caveat.engine.sparse.substitute import SparseLayer
 
 __all__ = ["Folded", "folded"]
 
@@ -45,7 +45,7 @@ def folded(module: nn.Module) -> Folded:
         _fold(private.get_submodule(layer), private.get_submodule(norm))
         dimensions = len(_geometry(private.get_submodule(layer)).shape)
         parent, _, child = norm.rpartition(".")
-        setattr(private.get_submodule(parent), child, _Nothing(dimensions))
+        setattr(private.get_submodule(parent), child, _FoldedNorm(dimensions))
     return Folded(private, tuple(pairs.values()))
 
 
@@ -56,15 +56,15 @@ class _Tracer(fx.Tracer):
         return isinstance(m, SparseLayer) or super().is_leaf_module(m, module_qualified_name)
 
 
-class _Nothing(nn.Module):
-    """In the place of a folded BatchNorm: passes on what the layer made, in which channels come second."""
+class _FoldedNorm(nn.Module):
+    """Takes the place of a folded BatchNorm: passes on the layer's outputs, in which channels come second."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
         self.dimensions = dimensions
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same."""
+        """Its input, unchanged."""
         if x.dim() != self.dimensions:
             raise ValueError(
                 f"a BatchNorm was folded into the layer before it for tensors of {self.dimensions} dimensions, and is "
@@ -79,7 +79,7 @@ def _pairs(module: nn.Module, graph: fx.Graph) -> dict[str, str]:
     calls = Counter(id(module.get_submodule(node.target)) for node in graph.nodes if node.op == "call_module")
     direct = [str(node.target) for node in graph.nodes if node.op == "get_attr"]  # parameters that the code uses itself
     shared = _shared(module)
-    found = {}
+    pairs = {}
     for node in graph.nodes:
         before = node.args[0] if node.op == "call_module" and node.args else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
@@ -88,10 +88,10 @@ def _pairs(module: nn.Module, graph: fx.Graph) -> dict[str, str]:
         layer, norm = (module.get_submodule(name) for name in names)
         alone = all(calls[id(m)] == 1 and not m._forward_hooks and not m._forward_pre_hooks for m in (layer, norm))
         untouched = not any(target.startswith(f"{name}.") for name in names for target in direct)
-        own = not any(id(p) in shared for m in (layer, norm) for p in m.parameters())
-        if alone and untouched and own and _can_fold(layer, norm):
-            found[names[0]] = names[1]
-    return found
+        unshared = not any(id(p) in shared for m in (layer, norm) for p in m.parameters())
+        if alone and untouched and unshared and _can_fold(layer, norm):
+            pairs[names[0]] = names[1]
+    return pairs
 
 
 def _shared(module: nn.Module) -> set[int]:
@@ -104,9 +104,9 @@ def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:
     if isinstance(layer, SparseLayer):
         if layer.variance is not None:
             return False
-        geometry: Geometry | None = layer.geometry
+        geometry: LayerGeometry | None = layer.geometry
     else:
-        geometry = Geometry.of(layer)
+        geometry = LayerGeometry.of(layer)
     if geometry is None or type(norm) not in _NORMS or norm.training:
         return False
     assert isinstance(norm, _NORMS)
@@ -116,8 +116,8 @@ def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:
     )
 
 
-def _geometry(layer: nn.Module) -> Geometry:
-    geometry = layer.geometry if isinstance(layer, SparseLayer) else Geometry.of(layer)
+def _geometry(layer: nn.Module) -> LayerGeometry:
+    geometry = layer.geometry if isinstance(layer, SparseLayer) else LayerGeometry.of(layer)
     assert geometry is not None
     return geometry
 

@@ -12,18 +12,21 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from caveat.engine.sparse.kernels import Geometry
-from caveat.engine.sparse.sparse_layers import Layers
+from caveat.engine.sparse.kernels import LayerGeometry
+from caveat.engine.sparse.substitute import LayerGeometries
 
-__all__ = ["Allocation", "counts", "dense_layers", "replaced", "replacement_rate"]
+__all__ = ["Allocation", "active_counts", "dense_layers", "exchange_count", "replacement_rate"]
 
 Allocation = Literal["uniform", "erk"]
 
 
-def counts(
-    geometries: Mapping[str, Geometry], density: float, allocation: Allocation = "uniform", dense: Collection[str] = ()
+def active_counts(
+    geometries: Mapping[str, LayerGeometry],
+    density: float,
+    allocation: Allocation = "uniform",
+    dense: Collection[str] = (),
 ) -> dict[str, int]:
-    """Active weights of every layer, at least one each.
+    """How many active weights every layer has, at least one each.
 
     Args:
         geometries: the layers, by name
@@ -38,26 +41,28 @@ def counts(
         raise ValueError(f"dense names {', '.join(unknown)}, which are not layers: there are {', '.join(geometries)}")
     sparse = {name: geometry for name, geometry in geometries.items() if name not in dense}
     if not sparse:
-        found = {}
+        counts = {}
     elif allocation == "uniform":
-        found = _uniform(sparse, density)
+        counts = _uniform(sparse, density)
     elif allocation == "erk":
-        found = _erk(sparse, density)
+        counts = _erk(sparse, density)
     else:
         raise ValueError(f"allocation={allocation!r} is neither 'uniform' nor 'erk'")
-    return {name: found.get(name, geometry.size) for name, geometry in geometries.items()}
+    return {name: counts.get(name, geometry.size) for name, geometry in geometries.items()}
 
 
-def dense_layers(geometries: Mapping[str, Geometry], wanted: Collection[str] | Literal["first"]) -> tuple[str, ...]:
+def dense_layers(
+    geometries: Mapping[str, LayerGeometry], wanted: Collection[str] | Literal["first"]
+) -> tuple[str, ...]:
     """Names of the layers that keep all weights.
 
     "first" is the network's first layer, where that is a convolution and among these: no other one takes its place.
     """
     if wanted != "first":
         return tuple(wanted)
-    first = geometries.first if isinstance(geometries, Layers) else next(iter(geometries))
-    found = geometries.get(first)
-    return (first,) if found is not None and len(found.shape) > 2 and len(geometries) > 1 else ()
+    first = geometries.first if isinstance(geometries, LayerGeometries) else next(iter(geometries))
+    geometry = geometries.get(first)
+    return (first,) if geometry is not None and len(geometry.shape) > 2 and len(geometries) > 1 else ()
 
 
 def replacement_rate(progress: float, initial: float, stop: float) -> float:
@@ -72,8 +77,8 @@ def replacement_rate(progress: float, initial: float, stop: float) -> float:
     return initial / 2 * (1 + math.cos(math.pi * progress / stop)) if progress < stop else 0.0
 
 
-def replaced(count: int, size: int, rate: float) -> int:
-    """How many of a layer's active weights are exchanged: never all, and no more than there are others to come."""
+def exchange_count(count: int, size: int, rate: float) -> int:
+    """How many of a layer's active weights are exchanged: never all of them, and no more than there are absent ones."""
     return min(math.floor(rate * count), count - 1, size - count)
 
 
@@ -82,19 +87,19 @@ def _rounded(x: float) -> int:
     return math.floor(x + 0.5)
 
 
-def _uniform(geometries: dict[str, Geometry], density: float) -> dict[str, int]:
-    found = {name: _rounded(density * geometry.size) for name, geometry in geometries.items()}
+def _uniform(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]:
+    counts = {name: _rounded(density * geometry.size) for name, geometry in geometries.items()}
     smallest = min(geometries, key=lambda name: geometries[name].size)
-    if not found[smallest]:
+    if not counts[smallest]:
         size = geometries[smallest].size
         raise ValueError(
             f"density={density} leaves no weight of layer {smallest!r}, which has {size:,}: "
             f"take at least {_upwards(0.5 / size)}, or keep that layer dense"
         )
-    return found
+    return counts
 
 
-def _erk(geometries: dict[str, Geometry], density: float) -> dict[str, int]:
+def _erk(geometries: dict[str, LayerGeometry], density: float) -> dict[str, int]:
     sizes = {name: geometry.size for name, geometry in geometries.items()}
     total = _rounded(density * sum(sizes.values()))
     if total < len(sizes):
@@ -107,12 +112,12 @@ def _erk(geometries: dict[str, Geometry], density: float) -> dict[str, int]:
         scale = (low + high) / 2
         wanted = {name: min(max(scale * sum(geometries[name].shape), 1.0), float(sizes[name])) for name in sizes}
         low, high = (scale, high) if sum(wanted.values()) < total else (low, scale)
-    found = {name: math.floor(n) for name, n in wanted.items()}
+    counts = {name: math.floor(n) for name, n in wanted.items()}
     # Largest remainders first; a full layer has none.
-    by_remainder = sorted((n for n in sizes if found[n] < sizes[n]), key=lambda n: found[n] - wanted[n])
-    for name in by_remainder[: total - sum(found.values())]:
-        found[name] += 1
-    return found
+    by_remainder = sorted((n for n in sizes if counts[n] < sizes[n]), key=lambda n: counts[n] - wanted[n])
+    for name in by_remainder[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
 
 
 def _upwards(x: float) -> float:

@@ -20,15 +20,15 @@ from torch.nn import functional as F
 from caveat import native
 from caveat.native import Grid, Structure
 
-__all__ = ["Geometry", "Pattern", "apply", "apply_pair", "runs_sparse"]
+__all__ = ["LayerGeometry", "Pattern", "apply", "apply_pair", "runs_sparse"]
 
 Collector = Callable[[Tensor], None]  # is given the gradient of the whole W, once, while a step runs backward
 _STRUCTURES = 32  # that a layer keeps: two for each shape of inputs
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """What a linear or convolutional layer does beside its weights."""
+class LayerGeometry:
+    """What a linear or convolutional layer computes, beside its weights."""
 
     shape: tuple[int, ...]  # of the weight: outputs, inputs of a group, kernel
     stride: tuple[int, ...] = ()
@@ -37,10 +37,10 @@ class Geometry:
     groups: int = 1
 
     @staticmethod
-    def of(layer: nn.Module) -> "Geometry | None":
-        """Of a plain linear or convolutional layer (1-D or 2-D, padded with zeros); None for any other."""
+    def of(layer: nn.Module) -> "LayerGeometry | None":
+        """The geometry of a plain linear or convolutional layer (1-D or 2-D, padded with zeros); None for any other."""
         if type(layer) is nn.Linear:
-            return Geometry(tuple(layer.weight.shape))
+            return LayerGeometry(tuple(layer.weight.shape))
         if (
             isinstance(layer, (nn.Conv1d, nn.Conv2d))
             and type(layer) in (nn.Conv1d, nn.Conv2d)
@@ -54,24 +54,24 @@ class Geometry:
                 padding = tuple(r // 2 for r in reach)
             elif isinstance(padding, str):  # "valid"
                 padding = (0,) * len(layer.kernel_size)
-            return Geometry(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
+            return LayerGeometry(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
         return None
 
     @property
     def size(self) -> int:
-        """How many weights there would be."""
+        """How many entries the whole weight has."""
         return int(torch.Size(self.shape).numel())
 
     def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """With the whole weight."""
+        """Outputs with a whole weight."""
         if len(self.shape) == 2:
             return F.linear(x, weight, bias)
         convolve: Any = F.conv1d if len(self.shape) == 3 else F.conv2d
-        found: Tensor = convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        return found
+        outputs: Tensor = convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return outputs
 
     def gradients(self, g: Tensor, x: Tensor, weight: Tensor, of: tuple[bool, bool]) -> tuple[Tensor | None, ...]:
-        """Of x and of the whole weight, from that of the outputs; those that are not asked for are None."""
+        """Gradients of x and of the whole weight from g, that of the outputs; None where `of` asks for none."""
         if len(self.shape) == 2:
             rows, outputs = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
             return (g @ weight if of[0] else None, outputs.t() @ rows if of[1] else None)
@@ -86,7 +86,7 @@ class Geometry:
 class Pattern:
     """Which weights of a layer there are: sorted flat indices [K] into the whole weight, which are not to change."""
 
-    def __init__(self, geometry: Geometry, indices: Tensor) -> None:
+    def __init__(self, geometry: LayerGeometry, indices: Tensor) -> None:
         self.geometry, self.indices = geometry, indices
         self.ran: str | None = None  # "sparse" or "dense": the way of the last apply
         self._structures: dict[tuple[object, ...], Structure] = {}
@@ -96,18 +96,18 @@ class Pattern:
         return self.__dict__ | {"_structures": {}}
 
     def whole(self, values: Tensor) -> Tensor:
-        """The whole weight."""
+        """The whole weight with these values [K], zero elsewhere."""
         flat = values.new_zeros(self.geometry.size)
         # In place saves a copy, but vmap warns of it.
         scatter = flat.scatter if torch._C._are_functorch_transforms_active() else flat.scatter_
         return scatter(0, self.indices.long(), values).view(self.geometry.shape)
 
     def at(self, whole: Tensor) -> Tensor:
-        """The entries of a whole weight that there are."""
+        """The entries [K] of a whole weight at this pattern's places."""
         return whole.reshape(-1)[self.indices.long()]
 
     def grid(self, x: Tensor) -> Grid | None:
-        """How x lies for the native kernels; None where it goes through the whole weight."""
+        """The memory layout of x for the native kernels; None where the whole weight is the way."""
         geometry, linear = self.geometry, len(self.geometry.shape) == 2
         shape = (math.prod(x.shape[:-1]), x.shape[-1]) if linear else tuple(x.shape)
         fits = shape[1:2] == (geometry.shape[1] * geometry.groups,) and len(shape) == len(geometry.shape)
@@ -116,20 +116,20 @@ class Pattern:
         return Grid.of(geometry.shape, geometry.stride, geometry.padding, geometry.dilation, geometry.groups, shape)
 
     def structure(self, grid: Grid, back: bool) -> Structure:
-        """The non-zeros as the kernels read them, by outputs or, for the way back, by inputs."""
+        """The non-zeros as the kernels read them: by outputs, or by inputs for the way back."""
         key = (back, *grid.key)
-        found = self._structures.pop(key, None)
-        if found is None:
+        structure = self._structures.pop(key, None)
+        if structure is None:
             make = Structure.backward if back else Structure.forward
             indices = self.indices.numpy().astype(np.int32, copy=False)
-            found = make(self.geometry.shape, self.geometry.groups, indices, grid)
-        self._structures[key] = found  # the last used one is the last
+            structure = make(self.geometry.shape, self.geometry.groups, indices, grid)
+        self._structures[key] = structure  # the last used one is the last
         for old in list(self._structures)[:-_STRUCTURES]:  # a copy: other threads may be here, too
             self._structures.pop(old, None)
-        return found
+        return structure
 
 
-def runs_sparse(geometry: Geometry, count: int, x_shape: tuple[int, ...]) -> bool:
+def runs_sparse(geometry: LayerGeometry, count: int, x_shape: tuple[int, ...]) -> bool:
     """Whether the native kernels are the faster way for `count` weights and inputs of this shape [batch, ...].
 
     Measured on two cores of an AMD EPYC (Zen 4) beside other work, against the way through the whole weight, forward
@@ -149,10 +149,10 @@ def runs_sparse(geometry: Geometry, count: int, x_shape: tuple[int, ...]) -> boo
 def apply(
     x: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None = None, collect: Collector | None = None
 ) -> Tensor:
-    """The layer's outputs; `collect` gets the gradient of the whole weight when the way back passes."""
+    """The layer's outputs; `collect` is given the gradient of the whole weight in the backward pass."""
     if (grid := _grid(pattern, x, values, None, bias)) is not None:
-        found: Tensor = _native(x, values, None, bias, pattern, grid, collect)
-        return found
+        outputs: Tensor = _native(x, values, None, bias, pattern, grid, collect)
+        return outputs
     y = _through_whole(x, values, pattern, collect)
     return y if bias is None else y + _over_channels(bias, y, pattern.geometry)
 
@@ -197,7 +197,7 @@ def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collect
     return y
 
 
-def _over_channels(bias: Tensor, y: Tensor, geometry: Geometry) -> Tensor:
+def _over_channels(bias: Tensor, y: Tensor, geometry: LayerGeometry) -> Tensor:
     return bias if len(geometry.shape) == 2 else bias.view(-1, *[1] * (len(geometry.shape) - 2))
 
 

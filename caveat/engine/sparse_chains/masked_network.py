@@ -18,17 +18,17 @@ from caveat.engine.chains import Chain, LearnedNoise
 from caveat.engine.channels import (
     Channels,
     Index,
-    Kept,
+    KeptChannels,
     find_channels,
     gather,
+    is_restorable,
+    kept_entries,
     narrow_network,
-    of_slices,
     scatter,
-    slices,
     stored_slices,
 )
 from caveat.engine.run import Run
-from caveat.engine.sparse import Account, Cost, Scheme, account, candidates
+from caveat.engine.sparse import Account, Cost, Scheme, network_account, plain_layers
 from caveat.engine.sparse_chains.masks import MaskMove, penalty
 from caveat.engine.training import BatchPart
 from caveat.network import Network, Params
@@ -42,11 +42,11 @@ _SCHEME = Scheme(gaussian=False, optimizer="sgd")
 
 
 class Masking(Protocol):
-    """The knobs of masks, as a method has them."""
+    """The knobs of masks, which a method has as its fields."""
 
     @property
     def sparsity(self) -> float:
-        """Lambda."""
+        """Lambda: how much the prior is against many nodes."""
 
     @property
     def most(self) -> int:
@@ -63,7 +63,7 @@ class MaskedNetwork:
     def __init__(self, task: Task, start: State, run: Run, masking: Masking) -> None:
         network = task.network.to(run.device)
         self.task, self.network, self.run = task, network.with_fixed(start["params"]), run
-        self.example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
+        self.example = task.example(run.device)
         self.channels = self._find_channels()
         self.spaces = [] if self.channels is None else _maskable(self.channels, network)
         widths = () if self.channels is None else tuple(self.channels.widths[s] for s in self.spaces)
@@ -75,12 +75,12 @@ class MaskedNetwork:
         self.buffers = self.network.buffers()
         self.tried = self.accepted = 0
         self.arranged: tuple[Network, dict[str, Index]] | None = None  # the narrow network of the present mask
-        self.whole = account(self.network, self.example, _SCHEME)
+        self.whole = network_account(self.network, self.example, _SCHEME)
         self._arrange()
         self._check()
 
     def _find_channels(self) -> Channels | None:
-        if len(candidates(self.network)) < 2:
+        if len(plain_layers(self.network)) < 2:
             raise ValueError(
                 "MaskedBNN masks nodes between linear and convolutional layers, and this network has fewer than two of "
                 "them: use SGMCMC"
@@ -93,17 +93,16 @@ class MaskedNetwork:
             return None
 
     def _check(self) -> None:
-        """What is read from a file knows the narrow network by its tensors alone."""
+        """Refuse a network that could not be read from a file, which knows a narrow one by its tensors alone."""
         if self.channels is not None and self.spaces:
             kept = self.kept(torch.cat([torch.arange(width) < max(1, width - 1) for width in self.moves.widths]))
-            narrow = narrow_network(self.network, self.channels, kept)
-            if repr(narrow.module) != repr(of_slices(self.network, stored_slices(self.channels, kept)).module):
+            if not is_restorable(self.network, self.channels, kept):
                 raise ValueError(
                     "MaskedBNN cannot narrow a normalisation without parameters or statistics of its own (GroupNorm or "
                     "InstanceNorm with affine=False): give it affine=True"
                 )
 
-    def kept(self, mask: Tensor) -> Kept:
+    def kept(self, mask: Tensor) -> KeptChannels:
         """The nodes of every space that are on."""
         assert self.channels is not None
         kept = {space: torch.arange(width) for space, width in enumerate(self.channels.widths)}
@@ -116,23 +115,23 @@ class MaskedNetwork:
         if self.channels is None:
             return self.network, {}
         kept = self.kept(mask)
-        return narrow_network(self.network, self.channels, kept), slices(self.channels, kept)
+        return narrow_network(self.network, self.channels, kept), kept_entries(self.channels, kept)
 
     def _arrange(self) -> None:
         self.arranged = None
         self.narrow, self.index = self.arranged = self._narrow(self.mask)
-        self.training_flops = self.account(self.narrow).total.training_flops
+        self.training_flops = self.narrow_account(self.narrow).total.training_flops
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
-        """Likelihood of the narrow network, prior of all weights."""
+        """The log joint density of a batch: likelihood of the narrow network, prior of all weights."""
         thin = _gathered(self.moved | self.buffers, self.index)
         outputs = self.narrow(thin, x, train=True)
         for name, buffer in self.buffers.items():
             if name in self.index:
                 self.buffers[name] = scatter(thin[name], self.index[name], buffer)
-        found = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
+        likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
         weights = {name: self.moved[name] for name in self.network.names}
-        return found + part.prior_share * (self.task.network.prior.log_prob(weights) + self.noise.log_prior())
+        return likelihood + part.prior_share * (self.task.network.prior.log_prob(weights) + self.noise.log_prior())
 
     def evaluate(self, mask: Tensor, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> tuple[float, Tensor]:
         """The log likelihood with these nodes on, estimated from a batch, and its gradient in their masks."""
@@ -142,24 +141,24 @@ class MaskedNetwork:
             network, index = self._narrow(mask)
             values = {name: t.detach() for name, t in self.moved.items()}
             values |= {name: t.clone() for name, t in self.buffers.items()}  # which a pass would write into
-            ones = {s: torch.ones(len(own), device=self.run.device) for s, own in self._on(mask).items()}
+            ones = {s: torch.ones(len(nodes), device=self.run.device) for s, nodes in self._on(mask).items()}
             ones = {s: m.to(network.dtype).requires_grad_() for s, m in ones.items()}
             thin = self._multiplied(_gathered(values, index), ones)
             hyper = {name: t.detach() for name, t in self.noise.hyper.items()}
             outputs = network(thin, batch[0], train=True)
-            found = self.task.log_joint(outputs, batch[1], {}, hyper, batch_rows=part.batch_rows, share=0.0)
-            gradients = torch.autograd.grad(found, [*ones.values()], materialize_grads=True)
-            likelihood += found.detach().double()
+            density = self.task.log_joint(outputs, batch[1], {}, hyper, batch_rows=part.batch_rows, share=0.0)
+            gradients = torch.autograd.grad(density, [*ones.values()], materialize_grads=True)
+            likelihood += density.detach().double()
             gradient[mask.to(gradient.device)] = torch.cat(gradients).double()
         self.run.ranks.add([likelihood, gradient])
         return float(likelihood), gradient.cpu()
 
-    def _on(self, mask: Tensor) -> Kept:
+    def _on(self, mask: Tensor) -> KeptChannels:
         parts = mask.split(list(self.moves.widths))
         return {space: part.nonzero()[:, 0] for space, part in zip(self.spaces, parts, strict=True)}
 
     def _multiplied(self, thin: Params, masks: dict[int, Tensor]) -> Params:
-        """Every weight that reads a node times the node's mask."""
+        """The narrow network's values, with every weight that reads a node multiplied by the node's mask."""
         assert self.channels is not None
         result = dict(thin)
         for name in self.channels.weights:
@@ -191,43 +190,40 @@ class MaskedNetwork:
             self._arrange()
 
     def after_epoch(self, chain: Chain) -> None:
-        """Ranks go on with the mean of their statistics."""
-        buffers = [b for b in self.buffers.values() if b.is_floating_point()]
-        self.run.ranks.add(buffers)
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        """All ranks go on with the mean of their statistics."""
+        self.run.ranks.average(self.buffers.values())
         if chain.history:
             chain.history[-1]["nodes"] = int(self.mask.sum())
 
-    def account(self, narrow: Network) -> Account:
-        """FLOPs and bytes of a network with fewer nodes."""
-        few = account(narrow, self.example, _SCHEME)
+    def narrow_account(self, narrow: Network) -> Account:
+        """The costs of a network with fewer nodes, beside those of the whole one."""
+        few = network_account(narrow, self.example, _SCHEME)
         rows = [replace(r, cost=now.cost, active=now.weights) for r, now in zip(self.whole.rows, few.rows, strict=True)]
         return replace(few, rows=tuple(rows))
 
     def flops(self) -> float:
-        """A step's, and two passes more for each move."""
+        """Operations of a row: those of a step, and two more passes for each move."""
         moves = 2 / self.interval if len(self.mask) else 0.0
         return self.training_flops * (1 + moves)
 
     def draw(self) -> State:
-        """Values of the narrow network, and which entries of the whole one they are."""
-        own = _gathered({name: t.detach() for name, t in (self.moved | self.buffers).items()}, self.index)
+        """A draw: values of the narrow network, and which entries of the whole one they are."""
+        values = _gathered({name: t.detach() for name, t in (self.moved | self.buffers).items()}, self.index)
         state = {
             "active": {"mean": torch.zeros(0, device=self.run.device)},
-            "rest": {name: t.clone() for name, t in own.items()},
+            "rest": {name: t.clone() for name, t in values.items()},
         }
         if self.channels is not None:
             state["slices"] = stored_slices(self.channels, self.kept(self.mask))
         return state
 
     def carry(self) -> State:
-        """Which nodes are on, and statistics."""
+        """What a checkpoint keeps: which nodes are on, how many moves were tried and accepted, and statistics."""
         counts = torch.tensor([self.tried, self.accepted])
         return {"mask": {"mask": self.mask, "counts": counts}, "buffers": self.buffers}
 
     def restore(self, carry: State) -> None:
-        """Take it up again."""
+        """Go on from a checkpoint."""
         self.mask = carry["mask"]["mask"].cpu().clone()
         self.tried, self.accepted = carry["mask"]["counts"].tolist()
         self.buffers = {name: t.to(self.run.device, copy=True) for name, t in carry["buffers"].items()}
@@ -235,9 +231,9 @@ class MaskedNetwork:
 
 
 def mean_account(accounts: list[Account]) -> Account:
-    """Of several networks, layer by layer."""
+    """The mean costs of several networks, layer by layer."""
     n, rows = len(accounts), []
-    for each in zip(*(made.rows for made in accounts), strict=True):
+    for each in zip(*(account.rows for account in accounts), strict=True):
         total = sum((row.cost for row in each), Cost())
         cost = Cost(
             total.inference_flops / n, total.training_flops / n, round(total.parameters / n),
@@ -252,7 +248,7 @@ def _gathered(params: Params, index: dict[str, Index]) -> Params:
 
 
 def _maskable(channels: Channels, network: Network) -> list[int]:
-    """Spaces whose nodes are read by selected weights alone: a mask stands for zeros in them."""
+    """Spaces whose nodes selected weights alone read, since a mask stands for zeros in those weights."""
     fixed = set()
     for name in channels.weights:
         axes = channels.extents[name].axes if name in channels.extents else ()

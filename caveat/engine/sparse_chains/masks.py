@@ -25,12 +25,12 @@ Evaluate = Callable[[Tensor], tuple[float, Tensor]]  # of a mask: the log likeli
 
 
 def penalty(strength: float, rows: int) -> float:
-    """C of the prior."""
+    """The prior's constant c, of its strength lambda and the number of training rows."""
     return float((strength * math.log(max(rows, 2))) ** 5)
 
 
 def log_mask_prior(mask: Tensor, widths: tuple[int, ...], c: float) -> float:
-    """Of nodes that are on, [sum of widths], but for a constant; -inf where a space has none."""
+    """The log prior of a mask [sum of widths], but for a constant; -inf where a space has no node on."""
     total = 0.0
     for part, width in zip(mask.split(list(widths)), widths, strict=True):
         on = int(part.sum())
@@ -41,7 +41,7 @@ def log_mask_prior(mask: Tensor, widths: tuple[int, ...], c: float) -> float:
 
 
 def log_probability_of_set(log_weights: Tensor, chosen: Tensor) -> float:
-    """Of drawing just these, in any order, one after the other without replacement with such weights."""
+    """The log probability of drawing just these, in any order, without replacement and with these weights."""
     weights, picked = log_weights.double(), chosen.tolist()
     left: dict[frozenset[int], float] = {}  # log of the weight that is left once some are drawn
     for size in range(len(picked)):
@@ -59,7 +59,7 @@ def log_probability_of_set(log_weights: Tensor, chosen: Tensor) -> float:
 
 @dataclass(frozen=True)
 class MaskMove:
-    """Births and deaths of nodes."""
+    """A Metropolis-Hastings move: births or deaths of a few nodes."""
 
     widths: tuple[int, ...]  # of the spaces
     c: float  # of the prior
@@ -79,13 +79,13 @@ class MaskMove:
         return chosen - math.log(2 * self.most)
 
     def log_ratio(self, mask: Tensor, new: Tensor, at: tuple[float, Tensor], at_new: tuple[float, Tensor]) -> float:
-        """Of the acceptance; `at` and `at_new` are what `Evaluate` gives."""
+        """The log of the acceptance ratio; `at` and `at_new` are what `Evaluate` gives for the two masks."""
         prior = log_mask_prior(new, self.widths, self.c) - log_mask_prior(mask, self.widths, self.c)
         back, forth = self.log_proposal(new, mask, at_new[1]), self.log_proposal(mask, new, at[1])
         return at_new[0] - at[0] + prior + back - forth
 
     def move(self, mask: Tensor, evaluate: Evaluate, rng: torch.Generator) -> Tensor | None:
-        """A new mask, or None where it stays as it is."""
+        """The mask after a move, or None where it stays as it is."""
         dying = bool(torch.rand((), generator=rng) < 0.5)
         n = int(torch.randint(1, self.most + 1, (), generator=rng))
         keys = torch.rand(len(mask), generator=rng, dtype=torch.float64)

@@ -43,17 +43,17 @@ class SpikeSlab:
 
     @property
     def weight(self) -> float:
-        """Omega: how far the next step goes."""
+        """Omega: the share of the way that the next step goes."""
         return 10 * (1000 + self.step) ** -0.75
 
     def log_prior(self, values: Tensor) -> Tensor:
-        """Of the weights, but for what does not depend on them."""
+        """The log prior of flat weights [size], but for what does not depend on them."""
         std = self.variance.sqrt().to(values)
         spike = ((1 - self.inclusion) * values.abs()).sum() / (self.spike * std)
         return -spike - (self.inclusion * values.square()).sum() / (2 * self.slab * std**2)
 
     def expected_inclusion(self, values: Tensor) -> Tensor:
-        """P(gamma = 1) of each weight at its value."""
+        """P(gamma = 1) of each weight at its value, [size]."""
         std = self.variance.sqrt().to(values)
         slab = -0.5 * (values / std).square() / self.slab - 0.5 * math.log(2 * math.pi * self.slab)
         spike = -(values / std).abs() / self.spike - math.log(2 * self.spike)
@@ -80,12 +80,12 @@ class SpikeSlab:
         self.inclusion, self.counts = self.inclusion[places].clone(), counts
 
     def tensors(self) -> Params:
-        """What goes on from here depends on."""
+        """What a checkpoint keeps."""
         step = torch.tensor(self.step)
         return {"inclusion": self.inclusion, "share": self.share, "variance": self.variance, "step": step}
 
     def restore(self, tensors: Params) -> None:
-        """Take it up again."""
+        """Go on from a checkpoint."""
         self.inclusion, self.share, self.variance = (
             tensors[name].to(self.share.device, copy=True) for name in ("inclusion", "share", "variance")
         )

@@ -28,7 +28,7 @@ from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch"]
+__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch", "total_steps"]
 
 Moments = Callable[[Tensor], list[Tensor]]  # what the optimiser keeps of a tensor, shaped as it is
 
@@ -305,6 +305,11 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
     """Near equal batches of about this size, none of a single row, which BatchNorm could not take."""
     steps = math.ceil(n / batch_size)
     return steps - 1 if n // steps == 1 and batch_size > 1 and n > 1 else steps
+
+
+def total_steps(task: Task, training: Training) -> int:
+    """How many steps the whole training has, at least one."""
+    return max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
 
 
 def _copy(source: State, target: State) -> None:

@@ -10,9 +10,10 @@ from caveat.batches import Inputs
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Variables, optimise
+from caveat.engine.training.prior_as_decay import weight_decay
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
@@ -58,7 +59,8 @@ def train_point(
         return Point(params, task.fitted_hyper(network, params, task.validation), [])
     trainee = network.with_fixed(start["params"])
     variables = _variables(trainee, start, run, extra)
-    decay, written = _decay(task, network), _written_buffers(task, network)
+    decay = weight_decay(gaussian_precisions(network.prior, network.params()), task.n)
+    written = _written_buffers(task, network)
     forward = forward or (lambda trainee, x, part, rng: trainee.training_pass(x))
     training_pass = torch.compile(forward) if training.compile else forward
 
@@ -80,10 +82,7 @@ def train_point(
 
     def after(epoch: int) -> None:
         variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
-        averages = [variables.buffers[name] for name in written if variables.buffers[name].is_floating_point()]
-        run.ranks.add(averages)  # each rank's statistics are of its own rows: all go on with their mean
-        for buffer in averages if run.ranks.size > 1 else []:
-            buffer /= run.ranks.size
+        run.ranks.average(variables.buffers[name] for name in written)
         if after_epoch is not None:
             after_epoch(epoch, variables)
 
@@ -120,17 +119,6 @@ def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hy
             f"training ended no better than the label marginals (log likelihood {reached:.3f} a row against "
             f"{task.baseline:.3f}): train longer or at another learning rate{other}"
         )
-
-
-def _decay(task: Task, network: Network) -> dict[str, float] | None:
-    """The prior as weight decay, precision / N for each tensor, where it is Gaussian with one precision a tensor."""
-    prior = network.prior
-    if not isinstance(prior, GaussianPrior):
-        return None
-    precisions = {name: prior.of(name, weight) for name, weight in network.params().items()}
-    if any(precision.numel() > 1 for precision in precisions.values()):
-        return None
-    return {name: float(precision) / task.n for name, precision in precisions.items()}
 
 
 def _written_buffers(task: Task, network: Network) -> list[str]:

@@ -2,31 +2,26 @@
 
     minimise  beta / N sum_k KL(q_k || p_k) - 1/N E_q log p(D | theta)
 
+    layer_start            where training begins: random places, the start's weights at them
     layer_training         training of sparse layers: means and deviations by the bound, or points alone
     weight_exchange        which weights there are, exchanged while they are trained
-    layer_posterior        what such a posterior keeps, its draws and its predictions
+    layer_state            what such a posterior keeps: its weights, where they are, a draw of them
+    layer_predictor        predictions through sparse layers, and a module to deploy
+    fit_report             what there is to say of a fit: coverage, costs, warnings
     multiplicative_noise   noise with a log-uniform prior
     noisy_training         training under that noise
-    units, unit_training   ... on whole units
+    units, unit_noise      whole units of a network, and the numbers that multiply them
     pruning                what is left when training is over
+    unit_training          all of this for the methods that prune units
 
-Called by SSVI, MeanFieldVI, RigL, and by the three methods that prune by noise.
+Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by AEB, MaskedBNN and `deploy`.
 """
 
-from caveat.engine.variational.layer_posterior import (
-    LayerPredictor,
-    Prediction,
-    account_of,
-    begin,
-    describe,
-    fresh_layout,
-    layout_of,
-    narrow_account,
-    network_at,
-    own_network,
-    warn_if_frozen,
-)
-from caveat.engine.variational.layer_training import Trained, Variational, gaussian_kl, warm_up
+from caveat.engine.variational.fit_report import channel_account, layer_info, training_account, warn_if_frozen
+from caveat.engine.variational.layer_predictor import LayerPrediction, LayerPredictor, module_at
+from caveat.engine.variational.layer_start import random_layout, substitute_and_means
+from caveat.engine.variational.layer_state import LayerState
+from caveat.engine.variational.layer_training import LayerTraining, Trained, gaussian_kl, warm_up
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
     LOW,
@@ -37,45 +32,47 @@ from caveat.engine.variational.multiplicative_noise import (
     lognormal_log_snr,
     lognormal_of,
 )
-from caveat.engine.variational.noisy_training import Draw, Noise, NoisyTraining
-from caveat.engine.variational.pruning import kept_weights, pruned_account, smaller_layout
-from caveat.engine.variational.unit_training import Outcome, prepare, train_and_prune
-from caveat.engine.variational.weight_exchange import Addition, Replacement, Scope
+from caveat.engine.variational.noisy_training import NoisyModel, NoisyTraining, UniformDraw
+from caveat.engine.variational.pruning import pruned_account, remaining_weights, smaller_layout
+from caveat.engine.variational.unit_noise import GaussianUnitNoise, LognormalUnitNoise
+from caveat.engine.variational.unit_training import TrainedUnits, train_and_prune, unit_network
+from caveat.engine.variational.weight_exchange import Addition, Scope, WeightExchange
 
 __all__ = [
     "HIGH",
     "LOW",
     "Addition",
-    "Draw",
+    "GaussianUnitNoise",
+    "LayerPrediction",
     "LayerPredictor",
-    "Noise",
+    "LayerState",
+    "LayerTraining",
+    "LognormalUnitNoise",
+    "NoisyModel",
     "NoisyTraining",
-    "Outcome",
-    "Prediction",
-    "Replacement",
     "Scope",
     "Trained",
-    "Variational",
-    "account_of",
-    "begin",
-    "describe",
-    "fresh_layout",
+    "TrainedUnits",
+    "UniformDraw",
+    "WeightExchange",
+    "channel_account",
     "gaussian_kl",
-    "kept_weights",
-    "layout_of",
+    "layer_info",
     "log_alpha",
     "log_uniform_kl",
     "lognormal_kl",
     "lognormal_log_moment",
     "lognormal_log_snr",
     "lognormal_of",
-    "narrow_account",
-    "network_at",
-    "own_network",
-    "prepare",
+    "module_at",
     "pruned_account",
+    "random_layout",
+    "remaining_weights",
     "smaller_layout",
+    "substitute_and_means",
     "train_and_prune",
+    "training_account",
+    "unit_network",
     "warm_up",
     "warn_if_frozen",
 ]

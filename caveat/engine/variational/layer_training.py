@@ -8,7 +8,6 @@ softplus's argument at the means' rate its steps fall below what float32 resolve
 Biases and norm layers are points under the prior.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +16,18 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows
-from caveat.engine.channels import ChannelExchange
 from caveat.engine.run import Run
-from caveat.engine.sparse import Layout, Scheme, Substitute, candidates, flops_by_counts, weight_name
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Exchange,
+    FlopsByCounts,
+    NoExchange,
+    StepBatch,
+    Substitute,
+    WeightLayout,
+    plain_layers,
+    weight_name,
+)
 from caveat.engine.training import (
     BatchPart,
     Moments,
@@ -27,42 +35,43 @@ from caveat.engine.training import (
     Variables,
     optimise,
     steps_per_epoch,
+    total_steps,
     warn_if_nothing_was_learned,
+    weight_decay,
 )
-from caveat.engine.variational.weight_exchange import Replacement
+from caveat.engine.variational.layer_state import LayerState
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Trained", "Variational", "check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
+__all__ = ["LayerTraining", "Trained", "check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training ended with."""
+    """What training ended with: flat weights [size] where a layout says, and everything else."""
 
-    layout: Layout
+    layout: WeightLayout
     mean: Tensor
     log_std: Tensor | None
     rest: Params
     hyper: Hyper
     history: list[dict[str, float]]
 
-    def state(self, network: Network) -> State:
-        """As a posterior keeps it."""
-        counts = torch.tensor([self.layout.counts.get(name, 0) for name in candidates(network)])
-        active = {"mean": self.mean, "indices": self.layout.indices, "counts": counts}
-        if self.log_std is not None:
-            active["log_std"] = self.log_std
-        return {"active": active, "rest": self.rest, "hyper": self.hyper}
+    def state(self, network: Network, slices: Params | None = None) -> LayerState:
+        """What a posterior keeps; `network` is the one that was trained, `slices` say which channels it has."""
+        counts = torch.tensor([self.layout.counts.get(name, 0) for name in plain_layers(network)])
+        return LayerState(
+            self.mean, self.layout.indices, counts, self.rest, self.hyper, self.log_std, slices=slices or {}
+        )
 
 
 def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tensor | None = None) -> Tensor:
-    """KL(N(mean, std^2) || N(0, 1/precision)), summed; with the variance where it is known already.
+    """KL(N(mean, std^2) || N(0, 1/precision)) summed over all weights; `variance` is std^2 where it is known already.
 
-    Summed term by term: of millions of weights, every pass over them less is felt.
+    It is summed term by term: with millions of weights, every pass over them counts.
     """
     variance = (2 * log_std).exp() if variance is None else variance
     if precision.ndim:
@@ -72,94 +81,122 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tens
     return 0.5 * (squares - logs - mean.numel()) - log_std.sum()
 
 
-def precisions(network: Network, layout: Layout) -> Tensor:
-    """The prior's precision of each weight, [size], or one for all."""
-    prior = network.prior
-    if not isinstance(prior, GaussianPrior):
+def precisions(network: Network, layout: WeightLayout) -> Tensor:
+    """The prior precision of each weight of a layout, [size], or one number for all."""
+    parameters = dict(network.module.named_parameters())
+    layers = {weight_name(name): name for name in layout.counts}
+    by_weight = gaussian_precisions(network.prior, {weight: parameters[weight] for weight in layers})
+    if by_weight is None:
         raise ValueError(
             f"variational layers need a Gaussian prior, for its KL divergence in closed form, and this one is "
-            f"{type(prior).__name__}: use caveat.GaussianPrior(precision)"
+            f"{type(network.prior).__name__}: use caveat.GaussianPrior(precision)"
         )
-    own = dict(network.module.named_parameters())
-    by_layer = {name: prior.of(weight_name(name), own[weight_name(name)]) for name in layout.counts}
-    values = [*by_layer.values()]
+    values = [*by_weight.values()]
     if all(value.ndim == 0 and value == values[0] for value in values):
         return values[0]
-    whole = {name: value.expand(layout.geometries[name].shape) for name, value in by_layer.items()}
-    return layout.gathered(whole)
+    by_layer = {name: by_weight[weight] for weight, name in layers.items()}
+    return layout.gathered({name: p.expand(layout.geometries[name].shape) for name, p in by_layer.items()})
 
 
 @dataclass
 class _Variables(Variables):
-    """With what an exchange has seen in the batches before it, where an epoch may end between them."""
+    """With what an exchange has added up over batches, since an epoch may end between them."""
 
-    sums: Params = field(default_factory=dict)  # of the sizes of gradients, by layer
+    sums: Params = field(default_factory=dict)  # absolute gradients, by layer
 
     def groups(self) -> State:
         return super().groups() | {"sums": self.sums}
 
 
-class Variational:
-    """Training in progress: a substitute, its flat tensors, and what is done to them in a step."""
+class LayerTraining:
+    """Training in progress: a substitute, its flat weights, and what is done to them in a step.
+
+    Args:
+        task: what is trained for.
+        substitute: the network with sparse layers.
+        weights: of those layers, flat; moved in place.
+        hyper: what the likelihood starts from.
+        training: the knobs of the loop.
+        run: the fit's surroundings.
+        exchange: what changes which weights there are; nothing does unless given.
+        std_learning_rate: of log standard deviations, by Adam.
+        kl_weight: the weight of the divergence, by the share of training that is over.
+    """
 
     def __init__(
         self,
         task: Task,
         substitute: Substitute,
-        mean: Tensor,
-        log_std: Tensor | None,
+        weights: ActiveWeights,
         hyper: Hyper,
         training: Training,
         run: Run,
         *,
+        exchange: Exchange | None = None,
         std_learning_rate: float = 1e-2,
         kl_weight: Callable[[float], float] = lambda progress: 1.0,
     ) -> None:
-        if log_std is not None:
-            check_fine(log_std)
-        self.task, self.substitute, self.training, self.run = task, substitute, training, run
-        self.mean, self.log_std = mean.requires_grad_(), None if log_std is None else log_std.requires_grad_()
+        if weights.log_std is not None:
+            check_fine(weights.log_std)
+        self.task, self.substitute, self.weights, self.training, self.run = task, substitute, weights, training, run
+        self.mean = weights.mean.requires_grad_()
+        self.log_std = None if weights.log_std is None else weights.log_std.requires_grad_()
+        self.exchange: Exchange = NoExchange() if exchange is None else exchange
         self.kl_weight = kl_weight
-        self.replacement: Replacement | None = None
-        self.exchange: ChannelExchange | None = None
-        self.new_std: float | None = None  # of added weights; None takes the mean of their layer's
-        self.at_the_mean = False  # whether gradients of weights that are not there are taken without noise
-        self.step, self.begun = 0, False
+        self.step, self.begun, self.steps = 0, False, total_steps(task, training)
         # The share of the sparse layers' weights that steps took sparse kernels for; None where none was left to make.
         self.ran_sparse: float | None = None
-        self._nothing = mean.new_empty(0)
+        self._nothing = weights.mean.new_empty(0)
         # On a GPU as a CUDA graph: a narrow network's kernels are done sooner than they can be launched one by one.
         mode = "reduce-overhead" if run.device.type == "cuda" else None
-        self._fast_pass = torch.compile(self._forgetful_pass, mode=mode) if training.compile else self._plain_pass
-        module = substitute.network.module
-        own = dict(module.named_parameters())
-        weights = {"active.mean": self.mean} | {n: own[n].requires_grad_() for n in substitute.network.names}
-        hyper = {name: t.to(run.device, copy=True) for name, t in hyper.items()}
-        if (noise_to_learn := learned_noise(task.network.likelihood, hyper)) is not None:
-            noise_to_learn.requires_grad_()
-        scales = {} if self.log_std is None else {"active.log_std": self.log_std}
-        self.counts = torch.tensor([*substitute.layout.counts.values()])
-        indices = substitute.layout.indices.clone()  # the layers' own stay as they are while these are overwritten
-        extra = {"indices": indices, "counts": self.counts, "step": torch.zeros((), dtype=torch.int64)}
-        extra["exchanges"] = torch.zeros(2, dtype=torch.int64)  # how many, and of how many weights
-        self.variables = _Variables(weights, hyper, dict(module.named_buffers()), extra, scales, std_learning_rate)
-        gaussian = isinstance(task.network.prior, GaussianPrior)
+        self._fast_pass = torch.compile(self._forgetful_pass, mode=mode) if training.compile else self._forgetful_pass
+        self.variables = self._variables(hyper, std_learning_rate)
         network = task.network.to(run.device)
-        self.precision = precisions(network, substitute.layout) if scales or gaussian else None
-        self.decay = self._decay()
-        steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
-        self.steps = max(1, training.epochs * steps)
-        # Of an example, beyond those with the weights of the start: by the numbers of layers' weights, and now.
-        self._flops: Callable[[dict[str, int]], float] | None = None
+        points = self._points()
+        precisions_of_points = gaussian_precisions(network.prior, points)
+        gaussian = precisions_of_points is not None
+        self.precision = precisions(network, substitute.layout) if self.log_std is not None or gaussian else None
+        if precisions_of_points is not None and self.log_std is None and self.precision is not None:
+            precisions_of_points["active.mean"] = self.precision
+        # The prior of what has no posterior, as weight decay; None where it has to be in the loss.
+        self.decay = weight_decay(precisions_of_points, task.n)
+        # Operations of an example, beyond those with the weights of the start: by the layers' counts, and now.
+        self._flops: FlopsByCounts | None = None
         self._more_flops = 0.0
 
+    def _variables(self, hyper: Hyper, std_learning_rate: float) -> "_Variables":
+        """What the loop moves and keeps."""
+        module, layout = self.substitute.network.module, self.substitute.layout
+        parameters = dict(module.named_parameters())
+        weights = {"active.mean": self.mean}
+        weights |= {name: parameters[name].requires_grad_() for name in self.substitute.network.names}
+        hyper = {name: t.to(self.run.device, copy=True) for name, t in hyper.items()}
+        if (noise_to_learn := learned_noise(self.task.network.likelihood, hyper)) is not None:
+            noise_to_learn.requires_grad_()
+        extra = {
+            "indices": layout.indices.clone(),  # the layers' own stay as they are while these are overwritten
+            "counts": torch.tensor([*layout.counts.values()]),
+            "step": torch.zeros((), dtype=torch.int64),
+        }
+        return _Variables(
+            weights,
+            hyper,
+            dict(module.named_buffers()),
+            extra | self.exchange.state(),
+            {} if self.log_std is None else {"active.log_std": self.log_std},
+            std_learning_rate,
+            self.exchange.sums,
+        )
+
+    def _points(self) -> Params:
+        """The parameters beside the layers' weights, which have no posterior."""
+        return {name: self.variables.weights[name] for name in self.substitute.network.names}
+
     def train(self, training_flops: float | None = None) -> Trained:
-        """To the end; `training_flops` are those of an example with the weights of the start."""
+        """Train to the end; `training_flops` are those of an example with the weights of the start."""
         task, substitute = self.task, self.substitute
         self._check_ranks()
-        if self.replacement is not None:
-            self.variables.sums = self.replacement.sums
-            self._flops = self._flops_of_layouts(self.replacement)
+        self._flops = self._flops_beyond_start()
         history = optimise(
             task,
             task.network,
@@ -173,54 +210,36 @@ class Variational:
             after_step=self._after_step,
             training_flops=training_flops,
         )
-        self.variables.sums.clear()
+        self.exchange.sums.clear()
         self._take_up()
         substitute.use(self.mean.detach())
         hyper = task.fitted_hyper(substitute.network, {}, task.validation)
         if self.training.epochs:
             warn_if_nothing_was_learned(task, substitute.network, {}, hyper, self.run)
-        std = None if self.log_std is None else self.log_std.detach()
-        return Trained(substitute.layout, self.mean.detach(), std, substitute.rest(), hyper, history)
+        log_std = None if self.log_std is None else self.log_std.detach()
+        return Trained(substitute.layout, self.mean.detach(), log_std, substitute.rest(), hyper, history)
 
-    def _flops_of_layouts(self, replacement: Replacement) -> Callable[[dict[str, int]], float] | None:
-        """How many more operations an example takes than with the present numbers; None where these stay."""
-        if replacement.scope == "layer":
+    def _flops_beyond_start(self) -> FlopsByCounts | None:
+        """How many more operations an example takes than with the present counts; None where these stay."""
+        device = self.run.device
+        flops = self.exchange.flops(self.task.network.to(device), self.task.example(device))
+        if flops is None:
             return None
-        task, first, looking = self.task, dict(self.substitute.layout.counts), self.at_the_mean
-        example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], self.run.device))
-        scheme = Scheme(gaussian=self.log_std is not None, interval=replacement.between_looks)
-        inference, training = flops_by_counts(task.network.to(self.run.device), example, scheme)
-
-        def of(counts: dict[str, int]) -> float:
-            return training(counts) + (3 * inference(counts) / replacement.interval if looking else 0.0)
-
-        return lambda counts: of(counts) - of(first)
+        start = flops(self.substitute.layout.counts)
+        return lambda counts: flops(counts) - start
 
     def _check_ranks(self) -> None:
         batch = self.training.batch_size or self.task.train.batch_size
         smallest, ranks = self.task.n // steps_per_epoch(self.task.n, batch), self.run.ranks.size
-        if ranks > smallest and (self.replacement is not None or self.exchange is not None):
+        if ranks * self.exchange.rows_of_each_rank > smallest:
             raise ValueError(
                 f"{ranks} ranks share batches of {smallest} rows, and an exchange of weights takes rows on each: use a "
                 f"batch_size of at least {ranks}, or fewer ranks"
             )
 
-    def _decay(self) -> dict[str, float] | None:
-        """The prior of what has no posterior, as weight decay; None where it has to be in the loss."""
-        prior, network = self.task.network.prior, self.substitute.network
-        if not isinstance(prior, GaussianPrior) or self.precision is None:
-            return None
-        own = dict(network.module.named_parameters())
-        points = {name: prior.of(name, own[name]) for name in network.names}
-        if self.log_std is None:
-            points["active.mean"] = self.precision
-        if any(precision.numel() > 1 for precision in points.values()):
-            return None
-        return {name: float(precision) / self.task.n for name, precision in points.items()}
-
     def _log_prior_of_points(self) -> Tensor:
-        """Of what has no posterior, but for constants."""
-        points = {name: self.variables.weights[name] for name in self.substitute.network.names}
+        """The log prior of what has no posterior, but for constants."""
+        points = self._points()
         active = self.mean.new_zeros(())
         if self.log_std is None and self.precision is not None:
             active = -0.5 * (self.precision * self.mean.square()).sum()
@@ -228,24 +247,15 @@ class Variational:
             points |= self.substitute.layout.whole(self.mean)
         return active + (self.task.network.prior.log_prob(points) if points else 0.0)
 
-    def variance(self) -> Tensor | None:
-        """Of every weight."""
-        return None if self.log_std is None else (2 * self.log_std).exp()
-
     def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         if not self.begun:
             self._take_up()
         self.run.flops += part.batch_rows * self._more_flops
-        if self.replacement is not None:
-            self.replacement.begin(self.step)
-            if self.at_the_mean and self.replacement.due(self.step):
-                self._look_at_the_mean(x, y, part)
-        if self.exchange is not None and self.exchange.due(self.step):
-            loss = partial(self._minus_log_likelihood, y=y, part=part)
-            self.exchange.look(self.step, self.mean, x, loss)
+        loss = partial(self._minus_log_likelihood, y=y, part=part)
+        self.exchange.begin(self.step, StepBatch(x, loss, partial(self._pass_at_the_means, x, y, part)))
         if self.run.ranks.size > 1 or not self.training.compile:
             self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng))
-        variance = self.variance()
+        variance = self.weights.variance()
         outputs, value = self._outputs(x, y, part, variance)
         if self.decay is None:
             value = value - part.prior_share / self.task.n * self._log_prior_of_points()
@@ -256,10 +266,11 @@ class Variational:
         return value, outputs
 
     def _outputs(self, x: Inputs, y: Tensor, part: BatchPart, variance: Tensor | None) -> tuple[Tensor, Tensor]:
-        looking = any(layer.collect is not None for layer in self.substitute.layers.values())
         if not self.substitute.network.module.training:
             self.substitute.network.module.train()  # or the pass would be compiled for both modes
-        outputs = (self._plain_pass if looking else self._fast_pass)(x, self.mean, variance)
+        at_the_mean = variance is None and self.log_std is not None  # now and then only: not worth a graph
+        compiled = self.training.compile and not at_the_mean
+        outputs = (self._compiled_pass if compiled else self._plain_pass)(x, self.mean, variance)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         return outputs, self._minus_log_likelihood(outputs, y, part)
 
@@ -271,70 +282,62 @@ class Variational:
         self.substitute.use(mean, variance)
         return self.substitute.network.training_pass(x)
 
+    def _compiled_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
+        """The compiled pass, with whole weights written out before it: one graph for all places and densities.
+
+        Gradients of whole weights come back from it in any case, so that looking at them takes no other pass.
+        """
+        layout = self.substitute.layout
+        collectors = {n: layer.collect for n, layer in self.substitute.layers.items() if layer.collect is not None}
+        self.substitute.collect({})  # or the pass would be compiled once more, for steps that look
+        whole = layout.joined(mean)
+
+        def look(gradient: Tensor) -> None:
+            for name, part in layout.split_joined(gradient):
+                if name in collectors:
+                    collectors[name](part)
+
+        if collectors:
+            whole.register_hook(look)
+        return self._fast_pass(x, whole, None if variance is None else layout.joined(variance))
+
     def _forgetful_pass(self, x: Inputs, mean: Tensor, variance: Tensor | None) -> Tensor:
-        """To be compiled: what layers keep would be returned as well, and the way back begin with zeros for each."""
-        outputs = self._plain_pass(x, mean, variance)
+        """The pass to be compiled: layers forget their weights, which would otherwise be outputs of the graph too."""
+        self.substitute.use_joined(mean, variance)
+        outputs = self.substitute.network.training_pass(x)
         for layer in self.substitute.layers.values():
             layer.values, layer.variance = self._nothing, None
         return outputs
 
-    def _look_at_the_mean(self, x: Inputs, y: Tensor, part: BatchPart) -> None:
-        """A pass without noise, for its gradients alone; the step itself then looks at nothing."""
+    def _pass_at_the_means(self, x: Inputs, y: Tensor, part: BatchPart) -> None:
+        """A pass without noise, forward and back, for what layers collect alone."""
         before = {name: buffer.clone() for name, buffer in self.variables.buffers.items()}
         _, value = self._outputs(x, y, part, None)
         torch.autograd.grad(value, [self.mean])
         for name, buffer in self.variables.buffers.items():
             buffer.copy_(before[name])  # the statistics of a batch count once
-        self.substitute.collect({})
 
     def _after_step(self, moments: Moments) -> None:
         self.step += 1
         self.variables.extra["step"].fill_(self.step)
-        if self.exchange is not None and self.exchange.chosen:
-            scales = {} if self.log_std is None else {"log_std": (self.log_std, self._new_log_std())}
-            self.exchange.finish(self.mean, scales, moments)
-            self.variables.extra["exchanges"].copy_(torch.tensor([self.exchange.updates, self.exchange.replaced]))
-            for space, own in self.exchange.kept.items():
-                self.variables.extra[f"kept.{space}"].copy_(own)
-        if self.replacement is None or not self.replacement.chosen:
-            return
-        tensors = {} if self.log_std is None else {"log_std": self.log_std}
-        fill: Tensor | float = 0.0 if self.log_std is None else self._new_log_std()
-        if self.replacement.finish(self.mean, {"log_std": fill}, tensors, moments):
+        if self.exchange.finish(moments):
             layout = self.substitute.layout
             self.variables.extra["indices"].copy_(layout.indices)
-            self.variables.extra["exchanges"].copy_(torch.tensor([self.replacement.updates, self.replacement.replaced]))
-            self.counts.copy_(torch.tensor([*layout.counts.values()]))
+            self.variables.extra["counts"].copy_(torch.tensor([*layout.counts.values()]))
             self._follow_layout()
 
-    def _new_log_std(self) -> Tensor:
-        """Of weights that are added, for each layer."""
-        assert self.log_std is not None
-        parts = [part.mean() for _, part in self.substitute.layout.split(self.log_std.detach().exp())]
-        means = torch.stack(parts).log()
-        return means if self.new_std is None else torch.full_like(means, math.log(self.new_std))
-
-    def use_channels(self, exchange: ChannelExchange) -> None:
-        """Have channels exchanged."""
-        self.exchange = exchange
-        self.variables.extra |= {f"kept.{space}": own.clone() for space, own in exchange.kept.items()}
-
     def _take_up(self) -> None:
-        """Where the flat tensors came from a file or from the best epoch, have the layers follow."""
-        layout, kept = self.substitute.layout, self.variables.extra
-        self.begun, self.step = True, int(kept["step"])
-        if self.replacement is not None:
-            self.replacement.updates, self.replacement.replaced = kept["exchanges"].tolist()
-        if self.exchange is not None:
-            self.exchange.updates, self.exchange.replaced = kept["exchanges"].tolist()
-            self.exchange.kept = {space: kept[f"kept.{space}"].clone() for space in self.exchange.kept}
-        counts = dict(zip(layout.counts, kept["counts"].tolist(), strict=True))
-        if counts != layout.counts or not torch.equal(kept["indices"], layout.indices):
-            self.substitute.arrange(Layout(layout.geometries, counts, kept["indices"].clone()))
+        """Where the flat tensors came from a file or from the best epoch, have the layers and the exchange follow."""
+        layout, values = self.substitute.layout, self.variables.extra
+        self.begun, self.step = True, int(values["step"])
+        self.exchange.take_up()
+        counts = dict(zip(layout.counts, values["counts"].tolist(), strict=True))
+        if counts != layout.counts or not torch.equal(values["indices"], layout.indices):
+            self.substitute.arrange(WeightLayout(layout.geometries, counts, values["indices"].clone()))
             self._follow_layout()
 
     def _follow_layout(self) -> None:
-        """Have the precisions of the weights that there are, where they differ, and count their operations."""
+        """Look up the prior precisions of the weights that there are, where they differ, and count operations."""
         if self._flops is not None:
             self._more_flops = self._flops(self.substitute.layout.counts)
         if self.precision is not None and self.precision.ndim:
@@ -343,19 +346,16 @@ class Variational:
     def _after_epoch(self, epoch: int) -> None:
         self.ran_sparse = 0.0 if self.training.compile else self.substitute.ran_sparse()  # compiled, none does
         self.substitute.collect({})
-        buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]
-        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        self.run.ranks.average(self.variables.buffers.values())
 
     def _validate(self) -> float:
-        """At the means."""
+        """The validation loss at the means."""
         self.substitute.use(self.mean.detach())
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
 def check_fine(log_std: Tensor) -> None:
-    """Refuse half precision: a step of .01 at -5 rounds away, and sigma would never move."""
+    """Refuse log standard deviations in half precision: a step of .01 at -5 rounds away, and sigma would never move."""
     if torch.finfo(log_std.dtype).bits < 32:
         raise ValueError(
             f"steps of log sigma are lost in {str(log_std.dtype).removeprefix('torch.')}: give the module in float32, "
@@ -364,7 +364,7 @@ def check_fine(log_std: Tensor) -> None:
 
 
 def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """Standard normals as one process would draw them for a whole batch: those of this rank's rows."""
+    """A function that draws standard normals as one process would for the whole batch, for this rank's rows."""
 
     def draw(like: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
@@ -382,5 +382,5 @@ def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable
 
 
 def warm_up(highest: float, share: float) -> Callable[[float], float]:
-    """The weight of a divergence by the progress of training: from 0 to its highest over a share of it."""
+    """The weight of a divergence by the share of training that is over: it rises from 0 to `highest` over `share`."""
     return lambda progress: highest * (min(1.0, progress / share) if share else 1.0)

@@ -2,8 +2,8 @@
 
     minimise  beta_t / N KL(noise || log-uniform) - 1/N E log p(D | weights, noise)
 
-What the noise is, is the method's affair: it readies the substitute's layers before a pass and says the divergence.
-beta_t rises to its highest as training begins (KL warm-up). All weights are there until training ends.
+What the noise is, the method decides: its `NoisyModel` readies the substitute's layers before a pass and gives the
+divergence. beta_t rises to its highest as training begins (KL warm-up). All weights are there until training ends.
 """
 
 from collections.abc import Callable
@@ -21,42 +21,55 @@ from caveat.engine.training import (
     Training,
     Variables,
     optimise,
-    steps_per_epoch,
+    total_steps,
     warn_if_nothing_was_learned,
+    weight_decay,
 )
 from caveat.engine.variational.layer_training import check_fine, noise_of_batch
-from caveat.engine.variational.units import Groups, factors_of
+from caveat.engine.variational.unit_noise import factors_of
+from caveat.engine.variational.units import Units
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Params
-from caveat.priors import GaussianPrior
+from caveat.priors import gaussian_precisions
 from caveat.task import Task
 
-__all__ = ["Draw", "Noise", "NoisyTraining", "scale_inputs"]
+__all__ = ["NoisyModel", "NoisyTraining", "UniformDraw", "scale_inputs"]
 
-Draw = Callable[[int], Tensor]  # numbers [rows, n] for the rows of this rank, as one process would draw them
+UniformDraw = Callable[[int], Tensor]  # numbers [rows, n] for the rows of this rank, as one process would draw them
 
 
 @dataclass(frozen=True)
-class Noise:
-    """What a method has trained, and what it does in a pass."""
+class NoisyModel:
+    """What a method that prunes by noise has trained, and how it readies the layers for a pass."""
 
     weights: Params  # moved at the learning rate
     scales: Params  # moved by Adam at a rate of their own: logarithms and locations
-    ready: Callable[[Draw], None]  # the layers for a noisy pass; given draws of uniform numbers
-    quiet: Callable[[], None]  # the layers at the means
-    divergence: Callable[[], Tensor]
+    ready: Callable[[UniformDraw], None]  # readies the layers for a noisy pass; given draws of uniform numbers
+    quiet: Callable[[], None]  # readies the layers at the means
+    divergence: Callable[[], Tensor]  # from the log-uniform prior, summed
     constrain: Callable[[], None] | None = None  # after a step
     points: Callable[[], Params] = dict  # weights among them that are points under the task's prior, by name
 
 
 class NoisyTraining:
-    """Training in progress."""
+    """Training under noise, in progress.
+
+    Args:
+        task: what is trained for.
+        substitute: the network with sparse layers.
+        noise: what is trained, and how the layers are readied for a pass.
+        hyper: what the likelihood starts from.
+        training: the knobs of the loop.
+        run: the fit's surroundings.
+        noise_learning_rate: of the noise's scales, by Adam.
+        kl_weight: the weight of the divergence, by the share of training that is over.
+    """
 
     def __init__(
         self,
         task: Task,
         substitute: Substitute,
-        noise: Noise,
+        noise: NoisyModel,
         hyper: Hyper,
         training: Training,
         run: Run,
@@ -70,10 +83,10 @@ class NoisyTraining:
         self.kl_weight = kl_weight
         self.begun, self.step = False, 0
         module = substitute.network.module
-        own = dict(module.named_parameters())
+        parameters = dict(module.named_parameters())
         for tensor in (*noise.weights.values(), *noise.scales.values()):
             tensor.requires_grad_()
-        weights = noise.weights | {n: own[n].requires_grad_() for n in substitute.network.names}
+        weights = noise.weights | {n: parameters[n].requires_grad_() for n in substitute.network.names}
         hyper = {name: t.to(run.device, copy=True) for name, t in hyper.items()}
         if (noise_to_learn := learned_noise(task.network.likelihood, hyper)) is not None:
             noise_to_learn.requires_grad_()
@@ -81,12 +94,12 @@ class NoisyTraining:
         buffers = dict(module.named_buffers())
         self.variables = Variables(weights, hyper, buffers, extra, noise.scales, noise_learning_rate)
         self.decay = self._decay()
-        self.steps = max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
+        self.steps = total_steps(task, training)
         forward = substitute.network.training_pass
         self._pass = torch.compile(forward) if training.compile else forward
 
     def train(self, training_flops: float) -> list[dict[str, float]]:
-        """To the end; returns the history."""
+        """Train to the end; returns the history. `training_flops` are those of an example."""
         return optimise(
             self.task,
             self.task.network,
@@ -102,7 +115,7 @@ class NoisyTraining:
         )
 
     def finish(self, pruned: Callable[[], None]) -> tuple[Params, Hyper]:
-        """What is learned beside the weights, for the layers as `pruned` readies them; and all other values."""
+        """All other values, and the hyper fitted to the network whose layers `pruned` has readied."""
         pruned()
         network = self.substitute.network
         hyper = self.task.fitted_hyper(network, {}, self.task.validation)
@@ -111,19 +124,17 @@ class NoisyTraining:
         return self.substitute.rest(), hyper
 
     def _decay(self) -> dict[str, float] | None:
-        """The prior of what has no noise of its own, as weight decay; None where it has to be in the loss."""
-        prior = self.task.network.prior
-        if not isinstance(prior, GaussianPrior):
+        """The prior of what has no noise as weight decay; None where it has to be in the loss."""
+        prior, weights = self.task.network.prior, self.variables.weights
+        precisions = gaussian_precisions(prior, {name: weights[name] for name in self.substitute.network.names})
+        of_points = gaussian_precisions(prior, {name: value.detach() for name, value in self.noise.points().items()})
+        if precisions is None or of_points is None:
             return None
-        own = dict(self.substitute.network.module.named_parameters())
-        found = {name: prior.of(name, own[name]) for name in self.substitute.network.names}
-        weights = [prior.of(name, value.detach()) for name, value in self.noise.points().items()]
-        if weights and any(w.numel() > 1 or w != weights[0] for w in weights):
-            return None
-        found |= dict.fromkeys(self.noise.weights, weights[0]) if weights else {}
-        if any(precision.numel() > 1 for precision in found.values()):
-            return None
-        return {name: float(precision) / self.task.n for name, precision in found.items()}
+        values = [*of_points.values()]
+        if any(value.numel() > 1 or value != values[0] for value in values):
+            return None  # one decay would have to serve all of a flat tensor
+        shared = dict.fromkeys(self.noise.weights, values[0]) if values else {}
+        return weight_decay(precisions | shared, self.task.n)
 
     def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         if not self.begun:  # the step may have come from a file
@@ -159,20 +170,18 @@ class NoisyTraining:
                 self.noise.constrain()
 
     def _after_epoch(self, epoch: int) -> None:
-        buffers = [b for b in self.variables.buffers.values() if b.is_floating_point()]
-        self.run.ranks.add(buffers)  # each rank's statistics are of its own rows: all go on with their mean
-        for buffer in buffers if self.run.ranks.size > 1 else []:
-            buffer /= self.run.ranks.size
+        self.run.ranks.average(self.variables.buffers.values())
 
     def _validate(self) -> float:
         self.noise.quiet()
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
-def scale_inputs(substitute: Substitute, groups: Groups) -> Callable[[Tensor], None]:
-    """Have layers multiply their inputs; returns what sets the numbers of all groups, [size] or one set a row."""
+def scale_inputs(substitute: Substitute, units: Units) -> Callable[[Tensor], None]:
+    """Make layers multiply their inputs; returns what sets the numbers of all units, [units] or [rows, units]."""
     factors: dict[str, Tensor] = {}
-    of = {name: own.to(substitute.network.device) for name, own in groups.of.items()}  # once, not in every pass
+    device = substitute.network.device
+    of_inputs = {name: numbers.to(device) for name, numbers in units.of_inputs.items()}  # once, not in every pass
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
         def multiply(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -188,6 +197,6 @@ def scale_inputs(substitute: Substitute, groups: Groups) -> Callable[[Tensor], N
 
         return multiply
 
-    for name in groups.of:
+    for name in of_inputs:
         substitute.layers[name].register_forward_pre_hook(hook(name))
-    return lambda z: factors.update(factors_of(z, of))
+    return lambda numbers: factors.update(factors_of(numbers, of_inputs))

@@ -10,87 +10,103 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from caveat.engine.channels import Kept, gather, narrow_network, narrow_params, slices, stored_slices
+from caveat.engine.channels import (
+    Index,
+    KeptChannels,
+    gather,
+    kept_entries,
+    narrow_network,
+    narrow_params,
+    stored_slices,
+)
 from caveat.engine.run import Run
-from caveat.engine.sparse import Account, Cost, LayerCost, Layout, candidates, weight_name
+from caveat.engine.sparse import Account, ActiveWeights, Cost, LayerCost, WeightLayout, plain_layers, weight_name
+from caveat.engine.variational.layer_state import LayerState
 from caveat.engine.variational.layer_training import Trained
-from caveat.engine.variational.units import Groups
+from caveat.engine.variational.unit_noise import UnitFactors, UnitNoise
+from caveat.engine.variational.units import Units
 from caveat.network import Network, Params
-from caveat.storage import State
 
-__all__ = ["Narrowed", "kept_groups", "kept_weights", "narrowed", "pruned_account", "smaller_layout"]
+__all__ = [
+    "PrunedNetwork",
+    "RemainingUnits",
+    "pruned_account",
+    "pruned_network",
+    "remaining_units",
+    "remaining_weights",
+    "smaller_layout",
+]
 
 
-def kept_weights(layout: Layout, scores: Tensor, threshold: float, run: Run) -> Tensor:
-    """Which flat weights stay: those of a score above the threshold, and each layer's best."""
-    keep, emptied = scores > threshold, []
-    for (name, part), (_, own) in zip(layout.split(keep), layout.split(scores), strict=True):
+def remaining_weights(layout: WeightLayout, scores: Tensor, threshold: float, run: Run) -> Tensor:
+    """Which flat weights stay, a mask [size]: those of a score above the threshold, and each layer's best."""
+    stay, emptied = scores > threshold, []
+    for (name, part), (_, layer_scores) in zip(layout.split(stay), layout.split(scores), strict=True):
         if not part.any():
-            part[own.argmax()] = True  # a view: `keep` itself
+            part[layer_scores.argmax()] = True  # a view: `stay` itself
             emptied.append(name or "the module")
-    _warn(emptied, "weight", run)
-    return keep
+    _warn_of_emptied(emptied, "weight", run)
+    return stay
 
 
-def smaller_layout(layout: Layout, keep: Tensor) -> Layout:
-    """Of a layout with all weights, the one with those that stay."""
-    chosen = {name: part.nonzero()[:, 0] for name, part in layout.split(keep)}
-    counts = {name: len(own) for name, own in chosen.items()}
-    sparse = [own for name, own in chosen.items() if counts[name] < layout.geometries[name].size]
-    indices = torch.cat(sparse) if sparse else keep.new_zeros(0, dtype=torch.int64)
-    return Layout(layout.geometries, counts, indices.int())
+def smaller_layout(layout: WeightLayout, stay: Tensor) -> WeightLayout:
+    """The layout of the weights that stay, a mask [size], of a layout with all weights."""
+    places = {name: part.nonzero()[:, 0] for name, part in layout.split(stay)}
+    counts = {name: len(chosen) for name, chosen in places.items()}
+    sparse = [chosen for name, chosen in places.items() if counts[name] < layout.geometries[name].size]
+    indices = torch.cat(sparse) if sparse else stay.new_zeros(0, dtype=torch.int64)
+    return WeightLayout(layout.geometries, counts, indices.int())
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Groups that stay."""
+class RemainingUnits:
+    """The units that stay."""
 
-    keep: Tensor  # [size], bool
-    kept: Kept  # channels of each space
-    columns: dict[str, Tensor]  # for layers with inputs of their own, which of all inputs stay, bool
+    mask: Tensor  # [units], bool
+    channels: KeptChannels  # of each space
+    columns: dict[str, Tensor]  # for layers whose inputs are units: which of all inputs stay, [inputs], bool
 
 
-def kept_groups(groups: Groups, scores: Tensor, threshold: float, run: Run) -> Chosen:
-    """Groups of a score above the threshold, and the best of each space and layer.
+def remaining_units(units: Units, scores: Tensor, threshold: float, run: Run) -> RemainingUnits:
+    """Units of a score [units] above the threshold, and the best of each space and layer.
 
     A channel whose every reader has lost its inputs from it goes, too.
     """
-    keep, scores, emptied = (scores > threshold).cpu(), scores.cpu(), []
-    widths = () if groups.channels is None else groups.channels.widths
-    kept: Kept = {space: torch.arange(width) for space, width in enumerate(widths)}
-    for name, (space, first) in zip(groups.names, groups.spaces.items(), strict=False):  # spaces are named first
-        if _keep_best(keep, scores, torch.arange(first, first + widths[space])):
+    mask, scores, emptied = (scores > threshold).cpu(), scores.cpu(), []
+    widths = () if units.channels is None else units.channels.widths
+    channels: KeptChannels = {space: torch.arange(width) for space, width in enumerate(widths)}
+    for name, (space, first) in zip(units.names, units.spaces.items(), strict=False):  # spaces are named first
+        if _keep_best(mask, scores, torch.arange(first, first + widths[space])):
             emptied.append(f"the channels of {name}")
     columns = {}
-    for name, first in groups.inputs.items():
-        of = groups.of[name]
-        mine = torch.arange(first, first + len(of))
-        reachable = torch.cat([keep, torch.ones(1, dtype=torch.bool)])[of[:, :-1]].all(1)  # by their channels
-        if _keep_best(keep, scores, mine[reachable]):
+    for name, first in units.inputs.items():
+        of_inputs = units.of_inputs[name]
+        inputs = torch.arange(first, first + len(of_inputs))
+        reachable = torch.cat([mask, torch.ones(1, dtype=torch.bool)])[of_inputs[:, :-1]].all(1)  # by their channels
+        if _keep_best(mask, scores, inputs[reachable]):
             emptied.append(f"the inputs of {name or 'the module'}")
-        columns[name] = keep[mine] & reachable
-        keep[mine[~reachable]] = False
-    for space, first in groups.spaces.items():
-        mine = torch.arange(first, first + widths[space])
-        read = torch.zeros(len(keep) + 1, dtype=torch.bool)
-        for name, of in groups.of.items():
-            own = of if name not in columns else of[columns[name]]
-            read[own.flatten()] = True
-        keep[mine] &= read[mine]
-        kept[space] = keep[mine].nonzero()[:, 0]
-    _warn(emptied, "unit", run)
-    return Chosen(keep, kept, columns)
+        columns[name] = mask[inputs] & reachable
+        mask[inputs[~reachable]] = False
+    for space, first in units.spaces.items():
+        members = torch.arange(first, first + widths[space])
+        read = torch.zeros(len(mask) + 1, dtype=torch.bool)
+        for name, of_inputs in units.of_inputs.items():
+            read[(of_inputs if name not in columns else of_inputs[columns[name]]).flatten()] = True
+        mask[members] &= read[members]
+        channels[space] = mask[members].nonzero()[:, 0]
+    _warn_of_emptied(emptied, "unit", run)
+    return RemainingUnits(mask, channels, columns)
 
 
-def _keep_best(keep: Tensor, scores: Tensor, own: Tensor) -> bool:
-    """Whether one had to be kept that was to go."""
-    if keep[own].any():
+def _keep_best(mask: Tensor, scores: Tensor, members: Tensor) -> bool:
+    """Where no member stays, let the one of the highest score stay; returns whether that was so."""
+    if mask[members].any():
         return False
-    keep[own[scores[own].argmax()]] = True
+    mask[members[scores[members].argmax()]] = True
     return True
 
 
-def _warn(emptied: list[str], what: str, run: Run) -> None:
+def _warn_of_emptied(emptied: list[str], what: str, run: Run) -> None:
     if emptied:
         run.warnings.append(
             f"the threshold would have emptied {', '.join(emptied[:5])}{' and others' if len(emptied) > 5 else ''}: "
@@ -99,85 +115,108 @@ def _warn(emptied: list[str], what: str, run: Run) -> None:
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class PrunedNetwork:
     """A network with the units that stay, and what a state has of it."""
 
     network: Network
-    layout: Layout
-    values: dict[str, Tensor]  # flat tensors of the narrow layout, by the names of those given
+    layout: WeightLayout
+    weights: ActiveWeights  # of the layout
     rest: Params
     slices: Params  # empty where no channel went
     columns: Params  # int32: for linear layers that lost single inputs, those that stay
-    noise: Params  # of the groups that stay, with the groups of each layer's inputs
+    units: UnitFactors  # of the units that stay
 
-    def state(self, trained: Trained) -> State:
-        """As a posterior keeps it."""
-        found = trained.state(self.network) | {"noise": self.noise} | ({"slices": self.slices} if self.slices else {})
-        places = {"indices": self.layout.indices[:0]} | {f"columns/{name}": own for name, own in self.columns.items()}
-        found["active"] |= places
-        return found
+    def state(self, trained: Trained) -> LayerState:
+        """What a posterior keeps: columns in place of indices."""
+        return replace(
+            trained.state(self.network, self.slices),
+            indices=self.layout.indices[:0],
+            columns=self.columns,
+            units=self.units,
+        )
 
 
-def narrowed(
-    network: Network, groups: Groups, chosen: Chosen, wide: Layout, values: dict[str, Tensor], rest: Params,
-    noise: Params,
-) -> Narrowed:  # fmt: skip
-    """Take out what goes.
+def pruned_network(
+    network: Network,
+    units: Units,
+    remaining: RemainingUnits,
+    layout: WeightLayout,
+    weights: ActiveWeights,
+    rest: Params,
+    noise: UnitNoise,
+) -> PrunedNetwork:
+    """Take out the units that go.
 
     Args:
         network: the wide one
-        groups: all of them
-        chosen: those that stay
-        wide: all weights of the layers
-        values: flat tensors of the wide layout: `mean`, and `log_std` where there is one
+        units: all of them
+        remaining: those that stay
+        layout: of all weights of the wide network's layers
+        weights: of that layout
         rest: parameters and buffers beside those weights
-        noise: parameters [size] of the groups' noise
+        noise: of all units
     """
-    own, index, kept_slices = network, {}, {}
-    if groups.channels is not None:
-        own = narrow_network(network, groups.channels, chosen.kept)
-        index = slices(groups.channels, chosen.kept)
-        like = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
-        kept_slices = {
-            key: places
-            for key, places in stored_slices(groups.channels, chosen.kept).items()
-            if len(places) < like[key.rpartition("/")[0]].shape[int(key.rpartition("/")[2])]
-        }
-        rest = narrow_params(rest, groups.channels, chosen.kept)
-    layers = candidates(own)
-    geometries = {name: layers[name] for name in wide.counts}
-    full = Layout(geometries, {n: g.size for n, g in geometries.items()}, wide.indices)
-    thin, keep = {}, torch.ones(full.size, dtype=torch.bool, device=values["mean"].device)
-    columns: Params = {}
-    for key, flat in values.items():
-        whole = {n: part.view(wide.geometries[n].shape) for n, part in wide.split(flat)}
-        parts = [gather(v, index[weight_name(n)]) if weight_name(n) in index else v for n, v in whole.items()]
-        thin[key] = torch.cat([part.flatten() for part in parts])
-    number = torch.full((groups.size + 1,), int(chosen.keep.sum()))
-    number[:-1][chosen.keep] = torch.arange(int(chosen.keep.sum()))
-    found = {key: value.detach()[chosen.keep.to(value.device)] for key, value in noise.items()}
-    for name, of in groups.of.items():
-        own_index = index.get(weight_name(name), ())
-        inputs = own_index[1] if len(own_index) > 1 and own_index[1] is not None else torch.arange(len(of))
-        found[f"of/{name}"] = number[of[inputs]].int().to(values["mean"].device)
-        if name in chosen.columns and not bool((stay := chosen.columns[name][inputs].to(keep.device)).all()):
-            columns[name] = stay.nonzero()[:, 0].int()
-            dict(full.split(keep))[name].view(geometries[name].shape)[:, ~stay] = False
-    few = {key: flat[keep] for key, flat in thin.items()}
-    return Narrowed(own, smaller_layout(full, keep), few, rest, kept_slices, columns, found)
+    narrow, entries, slices = network, {}, {}
+    if units.channels is not None:
+        narrow = narrow_network(network, units.channels, remaining.channels)
+        entries = kept_entries(units.channels, remaining.channels)
+        slices = _slices_of_smaller_tensors(network, stored_slices(units.channels, remaining.channels))
+        rest = narrow_params(rest, units.channels, remaining.channels)
+    layers = plain_layers(narrow)
+    geometries = {name: layers[name] for name in layout.counts}
+    full = WeightLayout(geometries, {n: g.size for n, g in geometries.items()}, layout.indices)
+    stay, columns = torch.ones(full.size, dtype=torch.bool, device=weights.mean.device), {}
+    number = torch.full((units.size + 1,), int(remaining.mask.sum()))  # of each unit among those that stay
+    number[:-1][remaining.mask] = torch.arange(int(remaining.mask.sum()))
+    of_inputs: Params = {}
+    for name, all_units in units.of_inputs.items():
+        index = entries.get(weight_name(name), ())
+        inputs = index[1] if len(index) > 1 and index[1] is not None else torch.arange(len(all_units))
+        of_inputs[name] = number[all_units[inputs]].int().to(weights.mean.device)
+        if name in remaining.columns and not bool((reads := remaining.columns[name][inputs].to(stay.device)).all()):
+            columns[name] = reads.nonzero()[:, 0].int()
+            dict(full.split(stay))[name].view(geometries[name].shape)[:, ~reads] = False
+    few = ActiveWeights(
+        _narrowed(weights.mean, layout, entries)[stay],
+        None if weights.log_std is None else _narrowed(weights.log_std, layout, entries)[stay],
+    )
+    factors = UnitFactors(noise.of_units(remaining.mask), of_inputs)
+    return PrunedNetwork(narrow, smaller_layout(full, stay), few, rest, slices, columns, factors)
+
+
+def _slices_of_smaller_tensors(network: Network, slices: Params) -> Params:
+    """Stored slices without those that keep every entry of their axis."""
+    wide = dict(network.module.named_parameters()) | dict(network.module.named_buffers())
+
+    def length(key: str) -> int:
+        name, _, axis = key.rpartition("/")
+        return wide[name].shape[int(axis)]
+
+    return {key: chosen for key, chosen in slices.items() if len(chosen) < length(key)}
+
+
+def _narrowed(flat: Tensor, layout: WeightLayout, entries: dict[str, Index]) -> Tensor:
+    """Flat values of a layout with all weights, for the narrow network's layers, flat."""
+    whole = {name: part.view(layout.geometries[name].shape) for name, part in layout.split(flat)}
+    parts = [gather(v, entries[weight_name(n)]) if weight_name(n) in entries else v for n, v in whole.items()]
+    return torch.cat([part.flatten() for part in parts])
 
 
 def pruned_account(before: Account, after: Account, columns: Params | None = None, extra_bytes: int = 0) -> Account:
-    """Training cost what it did with all weights; what is stored and used is what stayed.
+    """The costs of a pruned network: training was that of all weights, storage and use are those of what stayed.
 
-    `columns` are those of layers that are stored without an index for each weight.
+    Args:
+        before: with all weights.
+        after: with those that stayed.
+        columns: of layers that are stored without an index for each weight.
+        extra_bytes: stored for the noise of units.
     """
     rows, columns = [], columns or {}
     for was, now in zip(before.rows, after.rows, strict=True):
         cost = replace(now.cost, training_flops=was.cost.training_flops, training_bytes=was.cost.training_bytes)
         if was.name in columns:
-            own = columns[was.name]
-            cost += Cost(stored_bytes=own.element_size() * (len(own) - now.active))
+            reads = columns[was.name]
+            cost += Cost(stored_bytes=reads.element_size() * (len(reads) - now.active))
         rows.append(LayerCost(was.name, was.weights, now.active, cost, was.dense))
     if extra_bytes:
         rows.append(LayerCost("noise of the units", 0, 0, Cost(stored_bytes=extra_bytes), Cost()))

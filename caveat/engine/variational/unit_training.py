@@ -1,7 +1,7 @@
 """Training a network whose units have noise, and what is left of it: what group methods share.
 
-Readies a substitute whose layers multiply what they read, trains it, takes out the units that are noise, and says what
-it cost. The noise and its score are the method's.
+A substitute whose layers multiply what they read is trained, the units that are mostly noise are taken out, and the
+costs are accounted for. The noise and its score are the method's.
 """
 
 from collections.abc import Callable
@@ -12,105 +12,105 @@ import torch
 from torch import Tensor
 
 from caveat.engine.run import Info, Run
-from caveat.engine.sparse import Layout, Scheme, Substitute, account, sparse_layers
+from caveat.engine.sparse import ActiveWeights, Scheme, Substitute, WeightLayout, network_account, sparse_layers
 from caveat.engine.training import Training
-from caveat.engine.variational.layer_posterior import account_of, begin, describe, fresh_layout
+from caveat.engine.variational.fit_report import layer_info, training_account
+from caveat.engine.variational.layer_start import random_layout, substitute_and_means
 from caveat.engine.variational.layer_training import Trained
-from caveat.engine.variational.noisy_training import Noise, NoisyTraining, scale_inputs
-from caveat.engine.variational.pruning import Chosen, kept_groups, narrowed, pruned_account
-from caveat.engine.variational.units import Groups, expected, find_groups
+from caveat.engine.variational.noisy_training import NoisyModel, NoisyTraining, scale_inputs
+from caveat.engine.variational.pruning import RemainingUnits, pruned_account, pruned_network, remaining_units
+from caveat.engine.variational.unit_noise import UnitNoise
+from caveat.engine.variational.units import Units, find_units
+from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Outcome", "Units", "prepare", "train_and_prune"]
+__all__ = ["TrainedUnits", "UnitNetwork", "train_and_prune", "unit_network"]
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitNetwork:
     """A network in which units are multiplied by numbers."""
 
     network: Network
-    layout: Layout  # all weights
+    layout: WeightLayout  # all weights
     substitute: Substitute
-    mean: Tensor  # flat weights
-    groups: Groups
-    multiply: Callable[[Tensor], None]  # sets the numbers, [size] or [rows, size]
+    mean: Tensor  # flat weights, [size]
+    units: Units
+    multiply: Callable[[Tensor], None]  # sets the numbers, [units] or [rows, units]
 
 
-def prepare(task: Task, start: State, run: Run) -> Units:
-    """The substitute at the start's weights."""
+def unit_network(task: Task, params: Params, run: Run) -> UnitNetwork:
+    """The substitute at the start's weights, with its units."""
     network = task.network.to(run.device)
     layers = sparse_layers(network)
-    example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-    groups, why = find_groups(network, layers, example)
+    units, why = find_units(network, layers, task.example(run.device))
     if why is not None:
         run.warnings.append(f"no channels are taken out, only single inputs of linear layers: {why}")
-    layout = fresh_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
-    substitute, mean = begin(network, start, layout)
-    return Units(network, layout, substitute, mean, groups, scale_inputs(substitute, groups))
+    layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
+    substitute, mean = substitute_and_means(network, params, layout)
+    return UnitNetwork(network, layout, substitute, mean, units, scale_inputs(substitute, units))
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a method needs to say of its units."""
+class TrainedUnits:
+    """What a method says of its units when training is over."""
 
-    noise: Params  # parameters [size] of the units' noise, as a state has them
-    values: Params  # flat tensors of the weights: `mean`, and `log_std` where there is one
-    scores: Tensor  # [size]: units with more than the threshold stay
+    noise: UnitNoise
+    weights: ActiveWeights
+    scores: Tensor  # [units]: units with more than the threshold stay
     threshold: float
 
 
 def train_and_prune(
     task: Task,
-    units: Units,
-    noise: Noise,
-    outcome: Callable[[], Outcome],
-    start: State,
+    scaled: UnitNetwork,
+    model: NoisyModel,
+    outcome: Callable[[], TrainedUnits],
+    hyper: Hyper,
     run: Run,
     *,
     training: Training,
     noise_learning_rate: float,
     kl_weight: Callable[[float], float],
-    what: str,
+    kind: str,
 ) -> tuple[State, Info]:
-    """The state and what there is to say; `outcome` is asked when training is over."""
+    """Train, take out the units that are noise, and return state and info; `outcome` is asked when training is over."""
     trainer = NoisyTraining(
         task,
-        units.substitute,
-        noise,
-        start["hyper"],
+        scaled.substitute,
+        model,
+        hyper,
         training,
         run,
         noise_learning_rate=noise_learning_rate,
         kl_weight=kl_weight,
     )
-    scheme = Scheme(gaussian=what == "Gaussian", optimizer=training.optimizer)
-    before = account_of(task, units.layout, run, scheme)
+    scheme = Scheme(gaussian=kind == "Gaussian", optimizer=training.optimizer)
+    before = training_account(task, scaled.layout, run, scheme)
     history = trainer.train(before.total.training_flops)
     with torch.no_grad():
         end = outcome()
-        chosen = kept_groups(units.groups, end.scores, end.threshold, run)
+        remaining = remaining_units(scaled.units, end.scores, end.threshold, run)
 
-        def pruned() -> None:
-            numbers = expected(end.noise)
-            units.multiply(numbers * chosen.keep.to(numbers.device))
-            units.substitute.use(end.values["mean"])
+        def without_removed_units() -> None:
+            numbers = end.noise.expected()
+            scaled.multiply(numbers * remaining.mask.to(numbers.device))
+            scaled.substitute.use(end.weights.mean)
 
-        rest, hyper = trainer.finish(pruned)
-        thin = narrowed(units.network, units.groups, chosen, units.layout, end.values, rest, end.noise)
-    trained = Trained(thin.layout, thin.values["mean"], thin.values.get("log_std"), thin.rest, hyper, history)
-    example, _ = next(task.train.batches([torch.arange(min(task.n, 2))], run.device))
-    after = account(thin.network, example, scheme, active=thin.layout.counts)
-    bytes_of_noise = sum(t.numel() * t.element_size() for t in (*thin.noise.values(), *thin.slices.values()))
-    made = pruned_account(before, after, thin.columns, bytes_of_noise)
-    found: dict[str, Any] = {"sparsity": 1 - made.density} | _units(units.groups, chosen)
-    state = thin.state(trained)
-    return state, describe(task, trained, run, made, what, found)
+        rest, hyper = trainer.finish(without_removed_units)
+        pruned = pruned_network(scaled.network, scaled.units, remaining, scaled.layout, end.weights, rest, end.noise)
+    trained = Trained(pruned.layout, pruned.weights.mean, pruned.weights.log_std, pruned.rest, hyper, history)
+    after = network_account(pruned.network, task.example(run.device), scheme, pruned.layout.counts)
+    stored = (*pruned.units.tensors().values(), *pruned.slices.values())
+    account = pruned_account(before, after, pruned.columns, sum(t.numel() * t.element_size() for t in stored))
+    diagnostics: dict[str, Any] = {"sparsity": 1 - account.density} | _counts_of_units(scaled.units, remaining)
+    return pruned.state(trained).tensors(), layer_info(task, trained, run, account, kind, diagnostics)
 
 
-def _units(groups: Groups, chosen: Chosen) -> dict[str, Any]:
-    """How many are left of each kind, in the order of the groups, and which channels stay whole."""
-    counts = [int(part.sum()) for part in chosen.keep.split([*groups.names.values()])]
-    words = {name: f"{n} of {width}" for (name, width), n in zip(groups.names.items(), counts, strict=True)}
-    return {"units": words, "whole": {} if groups.channels is None else groups.channels.whole}
+def _counts_of_units(units: Units, remaining: RemainingUnits) -> dict[str, Any]:
+    """Diagnostics: how many units are left of each kind, and which channels stay whole."""
+    counts = [int(part.sum()) for part in remaining.mask.split([*units.names.values()])]
+    words = {name: f"{n} of {width}" for (name, width), n in zip(units.names.items(), counts, strict=True)}
+    return {"units": words, "whole": {} if units.channels is None else units.channels.whole}

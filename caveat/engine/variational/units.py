@@ -14,148 +14,103 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.channels import Channels, Kept, find_channels, narrow_network, of_slices, stored_slices
-from caveat.engine.sparse import Geometry, Layout, weight_name
-from caveat.engine.variational.multiplicative_noise import lognormal_log_moment, lognormal_of
-from caveat.network import Network, Params
-from caveat.randomness import normals
+from caveat.engine.channels import Channels, KeptChannels, find_channels, is_restorable
+from caveat.engine.sparse import LayerGeometry, weight_name
+from caveat.network import Network
 
-__all__ = ["Groups", "drawn", "expected", "factors_of", "find_groups", "kept_of", "scaled"]
+__all__ = ["Units", "find_units"]
 
 
 @dataclass(frozen=True)
-class Groups:
-    """What is multiplied by what."""
+class Units:
+    """The units of a network, numbered: channels first, then inputs of linear layers."""
 
     channels: Channels | None  # None where no channel can be taken out
-    spaces: dict[int, int]  # the spaces whose channels are groups, and where theirs begin
-    inputs: dict[str, int]  # linear layers with groups of their own, and where theirs begin
-    of: dict[str, Tensor]  # for each layer [inputs, n]: the groups that multiply an input; `size` stands for none
-    size: int  # how many groups
-    names: dict[str, int] = field(default_factory=dict)  # of spaces (by the layer that makes one) and layers: how many
+    spaces: dict[int, int]  # the spaces whose channels are units, and the number of their first one
+    inputs: dict[str, int]  # linear layers whose inputs are units, and the number of their first one
+    of_inputs: dict[str, Tensor]  # for each layer [inputs, n]: the units that multiply an input; `size` stands for none
+    size: int  # how many units
+    # How many units of each kind: by the layer that makes a space's channels, or that reads inputs.
+    names: dict[str, int] = field(default_factory=dict)
 
 
-def find_groups(network: Network, layers: dict[str, Geometry], example: Inputs) -> tuple[Groups, str | None]:
-    """The groups of a network's layers, and why no channels are among them where that is so."""
-    channels, why = _channels(network, layers, example)
-    spaces, inputs, of, names, size = {}, {}, {}, {}, 0
+def find_units(network: Network, layers: dict[str, LayerGeometry], example: Inputs) -> tuple[Units, str | None]:
+    """The units of a network's layers, and why no channels are among them where that is so."""
+    channels, why = _channels(network, example)
+    spaces, inputs, of_inputs, names, size = {}, {}, {}, {}, 0
     if channels is not None:
-        made_by = _makers(channels)
+        makers = _first_makers(channels)
         for space in _removable(network, layers, channels):
-            spaces[space], names[made_by[space]] = size, channels.widths[space]
+            spaces[space], names[makers[space]] = size, channels.widths[space]
             size += channels.widths[space]
         if not spaces:
             channels, why = None, "all channels are fixed, or read by layers that are no part of the fit"
     for name, geometry in layers.items():
-        own = _read(name, channels, spaces)
-        alone = own is not None and bool((own >= 0).all()) and len(own.unique()) == len(own)
-        if len(geometry.shape) == 2 and not alone:
-            mine = size + torch.arange(geometry.shape[1])
+        read = _units_read(name, channels, spaces)
+        one_to_one = read is not None and bool((read >= 0).all()) and len(read.unique()) == len(read)
+        if len(geometry.shape) == 2 and not one_to_one:
+            single = size + torch.arange(geometry.shape[1])
             inputs[name], names[f"inputs of {name or 'the module'}"] = size, geometry.shape[1]
             size += geometry.shape[1]
-            of[name] = mine[:, None] if own is None else torch.stack([own, mine], 1)
-        elif own is not None and bool((own >= 0).any()):
-            of[name] = own[:, None]
-    if not of:
+            of_inputs[name] = single[:, None] if read is None else torch.stack([read, single], 1)
+        elif read is not None and bool((read >= 0).any()):
+            of_inputs[name] = read[:, None]
+    if not of_inputs:
         raise ValueError(
             "the network has no units that could be pruned: no channel between two layers "
             f"({why or 'none was found'}), and no linear layer among those selected; VariationalDropout prunes single "
             "weights"
         )
-    of = {name: torch.where(own < 0, size, own) for name, own in of.items()}
-    return Groups(channels, spaces, inputs, of, size, names), why
+    of_inputs = {name: torch.where(units < 0, size, units) for name, units in of_inputs.items()}
+    return Units(channels, spaces, inputs, of_inputs, size, names), why
 
 
-def _channels(network: Network, layers: dict[str, Geometry], example: Inputs) -> tuple[Channels | None, str | None]:
+def _channels(network: Network, example: Inputs) -> tuple[Channels | None, str | None]:
+    """The channels of a network; None, and why, where they cannot be taken out."""
     try:
         channels = find_channels(network.module, example)
     except ValueError as error:
         return None, str(error).partition(": use structure=")[0]
-    half: Kept = {space: torch.arange(width)[::2] for space, width in enumerate(channels.widths)}
-    narrow = narrow_network(network, channels, half)
-    if repr(narrow.module) != repr(of_slices(network, stored_slices(channels, half)).module):
+    half: KeptChannels = {space: torch.arange(width)[::2] for space, width in enumerate(channels.widths)}
+    if not is_restorable(network, channels, half):
         return None, "a normalisation without parameters or statistics of its own cannot be told of fewer channels"
     return channels, None
 
 
-def _makers(channels: Channels) -> dict[int, str]:
-    """For each space the first layer whose outputs it is."""
-    found: dict[int, str] = {}
+def _first_makers(channels: Channels) -> dict[int, str]:
+    """The name of each space: the first layer that computes its channels."""
+    makers: dict[int, str] = {}
     for name in channels.weights:
         for segment in channels.extents[name].axes[0]:
             if segment.space is not None:
-                found.setdefault(segment.space, name.removesuffix(".weight"))
-    return {space: found.get(space, f"space {space}") for space in range(len(channels.widths))}
+                makers.setdefault(segment.space, name.removesuffix(".weight"))
+    return {space: makers.get(space, f"space {space}") for space in range(len(channels.widths))}
 
 
-def _removable(network: Network, layers: dict[str, Geometry], channels: Channels) -> list[int]:
-    """The spaces of selected parameters alone that selected layers read."""
-    own = dict(network.module.named_parameters())
+def _removable(network: Network, layers: dict[str, LayerGeometry], channels: Channels) -> list[int]:
+    """The spaces that selected layers read and that depend on selected parameters alone."""
+    parameters = dict(network.module.named_parameters())
     weights = {weight_name(name) for name in layers}
-    found, fixed = set(), set()
+    read, fixed = set(), set()
     for name, extent in channels.extents.items():
         for dimension, axis in enumerate(extent.axes):
             inside = {segment.space for segment in axis if segment.space is not None}
             reads = name in channels.weights and dimension == 1
-            if (name in own and name not in network.names) or (reads and name not in weights):
+            if (name in parameters and name not in network.names) or (reads and name not in weights):
                 fixed |= inside
             elif reads:
-                found |= inside
-    return sorted(found - fixed)
+                read |= inside
+    return sorted(read - fixed)
 
 
-def _read(name: str, channels: Channels | None, spaces: dict[int, int]) -> Tensor | None:
-    """For each input of a layer the group of its channel, -1 for none; None where it reads no channels."""
+def _units_read(name: str, channels: Channels | None, spaces: dict[int, int]) -> Tensor | None:
+    """For each input of a layer the unit of its channel, [inputs], -1 for none; None where it reads no channels."""
     extent = None if channels is None else channels.extents.get(weight_name(name))
     if extent is None or len(extent.axes) < 2 or not extent.axes[1]:
         return None
     parts = []
     for segment in extent.axes[1]:
         first = spaces.get(-1 if segment.space is None else segment.space)
-        own = torch.full((segment.width,), -1) if first is None else first + torch.arange(segment.width)
-        parts.append(own.repeat_interleave(segment.block))
+        units = torch.full((segment.width,), -1) if first is None else first + torch.arange(segment.width)
+        parts.append(units.repeat_interleave(segment.block))
     return torch.cat(parts)
-
-
-def kept_of(noise: Params) -> dict[str, Tensor]:
-    """What multiplies what, as a state has it: for each layer, under "of/<layer>", the groups of its inputs."""
-    return {name.removeprefix("of/"): own for name, own in noise.items() if name.startswith("of/")}
-
-
-def factors_of(z: Tensor, of: dict[str, Tensor]) -> dict[str, Tensor]:
-    """For each layer the numbers [..., inputs], of one for each group [..., size]."""
-    padded = torch.cat([z, z.new_ones((*z.shape[:-1], 1))], -1)
-    return {name: padded[..., own.to(z.device).long()].prod(-1) for name, own in of.items()}
-
-
-def scaled(values: Tensor, layout: Layout, factors: dict[str, Tensor]) -> Tensor:
-    """Flat weights, each multiplied by the factor [inputs] of its input."""
-    indices, parts = layout.indices_of(), []
-    for name, part in layout.split(values):
-        if name in factors:
-            shape, own = layout.geometries[name].shape, indices[name]
-            factor = factors[name].to(part)
-            if own is None:
-                part = (part.view(shape) * factor.view(1, -1, *[1] * (len(shape) - 2))).flatten()
-            else:
-                kernel = int(torch.Size(shape[2:]).numel())
-                part = part * factor[own.long() // kernel % shape[1]]
-        parts.append(part)
-    return torch.cat(parts)
-
-
-def expected(noise: Params) -> Tensor:
-    """The mean of each group's number, as a state has them: Gaussian, or a truncated log-normal."""
-    if "location" in noise:
-        return lognormal_log_moment(noise["location"], noise["log_scale"], 1).exp()
-    return noise["mean"]
-
-
-def drawn(noise: Params, rng: torch.Generator) -> Tensor:
-    """A draw of each group's number."""
-    if "location" in noise:
-        uniform = torch.rand(noise["location"].shape, generator=rng, dtype=torch.float64)
-        return lognormal_of(noise["location"], noise["log_scale"], uniform.to(noise["location"].device))
-    mean = noise["mean"]
-    normal = normals(mean.shape, rng, mean)
-    return torch.addcmul(mean, noise["log_std"].exp(), normal)

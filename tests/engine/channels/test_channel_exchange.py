@@ -7,14 +7,14 @@ from torch import Tensor, nn
 import caveat
 from caveat import SSVI, Training
 from caveat.engine.channels.channel_exchange import ChannelExchange
-from caveat.engine.channels.choice import start_kept
-from caveat.engine.channels.narrow_networks import narrow_network, of_slices, stored_slices, widened
-from caveat.engine.channels.narrowing import Kept, narrow_params, slices
+from caveat.engine.channels.choice import random_channels
+from caveat.engine.channels.narrow_networks import narrow_network, sliced_network, stored_slices, widened
+from caveat.engine.channels.narrowing import KeptChannels, kept_entries, narrow_params
 from caveat.engine.channels.spaces import find_channels
 from caveat.engine.run import Run
-from caveat.engine.sparse import sparse_layers
+from caveat.engine.sparse import ActiveWeights, Schedule, StepBatch, sparse_layers
 from caveat.engine.training import Moments, steps_per_epoch
-from caveat.engine.variational import LayerPredictor, Variational, begin, fresh_layout, own_network
+from caveat.engine.variational import LayerPredictor, LayerState, LayerTraining, random_layout, substitute_and_means
 from caveat.network import Network
 
 
@@ -36,26 +36,23 @@ X = torch.randn(12, 2, 5, 5, dtype=torch.float64, generator=torch.Generator().ma
 Y = torch.arange(12) % 3
 
 
-def exchange(**changed: object) -> tuple[ChannelExchange, Tensor, Tensor]:
+def exchange(spread: bool = True) -> tuple[ChannelExchange, Tensor, Tensor]:
     """With four and three channels of eight and six, and the flat means and log stds."""
     network = Network(module(), caveat.Categorical(), caveat.GaussianPrior(1.0))
     channels = find_channels(network.module, X)
-    kept = start_kept(channels, 0.3, torch.Generator().manual_seed(1))
+    kept = random_channels(channels, 0.3, torch.Generator().manual_seed(1))
     narrow = narrow_network(network, channels, kept)
     layers = sparse_layers(narrow)
-    layout = fresh_layout(layers, {name: g.size for name, g in layers.items()}, Run())
-    substitute, mean = begin(narrow, {"params": narrow_params(network.params(), channels, kept)}, layout)
+    layout = random_layout(layers, {name: g.size for name, g in layers.items()}, Run())
+    substitute, mean = substitute_and_means(narrow, narrow_params(network.params(), channels, kept), layout)
     log_std = torch.randn(mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    settings: dict[str, object] = {"interval": 2, "initial": 0.5, "stop": 0.75, "steps": 16, "seed": 0} | changed
-    return (
-        ChannelExchange(network, substitute, channels, kept, lambda: mean.abs(), **settings),  # type: ignore[arg-type]
-        mean,
-        log_std,
-    )
+    weights = ActiveWeights(mean, log_std if spread else None)
+    of = ChannelExchange(network, substitute, weights, channels, kept, lambda: mean.abs(), Schedule(2, 0.5, 0.75, 16))
+    return of, mean, log_std
 
 
-def looked(of: ChannelExchange, mean: Tensor) -> None:
-    of.look(1, mean, X, lambda outputs: nn.functional.cross_entropy(outputs, Y))
+def looked(of: ChannelExchange) -> None:
+    of.begin(1, StepBatch(X, lambda outputs: nn.functional.cross_entropy(outputs, Y), lambda: None))
 
 
 def outputs(of: ChannelExchange, mean: Tensor) -> Tensor:
@@ -63,14 +60,14 @@ def outputs(of: ChannelExchange, mean: Tensor) -> Tensor:
     return of.substitute.network.evaluation_pass(X)
 
 
-def wide_without(of: ChannelExchange, mean: Tensor, before: Kept, gone: Kept) -> Tensor:
+def wide_without(of: ChannelExchange, mean: Tensor, before: KeptChannels, gone: KeptChannels) -> Tensor:
     """The narrow network's function with the channels that went cut out of the wide network."""
     module_now = of.substitute.network.module
     rest = dict(module_now.named_parameters()) | dict(module_now.named_buffers())
     thin = {n: v.detach().clone() for n, v in rest.items()} | of.substitute.layout.whole(mean.clone())
     wide = widened(thin, of.network, stored_slices(of.channels, before))
     stay = {s: own[~torch.isin(own, gone[s])] for s, own in before.items()}
-    cut = slices(of.channels, stay)
+    cut = kept_entries(of.channels, stay)
     for name, index in cut.items():
         mask = torch.zeros_like(wide[name], dtype=torch.bool)
         grid = torch.meshgrid(
@@ -86,14 +83,14 @@ def wide_without(of: ChannelExchange, mean: Tensor, before: Kept, gone: Kept) ->
 
 
 def test_added_channels_do_nothing_until_they_are_trained() -> None:
-    of, mean, log_std = exchange()
+    of, mean, _ = exchange()
     before = of.kept
-    looked(of, mean)
+    looked(of)
     new = of._choice()
     gone = {s: own[~torch.isin(own, new[s])] for s, own in before.items()}
     assert sum(len(own) for own in gone.values()) >= 2
     expected = wide_without(of, mean, before, gone)
-    of.finish(mean, {"log_std": (log_std, torch.zeros(3, dtype=torch.float64))}, lambda tensor: [])
+    of.finish(lambda tensor: [])
     assert of.updates == 1
     assert of.replaced == sum(len(own) for own in gone.values())
     torch.testing.assert_close(outputs(of, mean), expected)
@@ -102,7 +99,7 @@ def test_added_channels_do_nothing_until_they_are_trained() -> None:
 def test_what_stays_keeps_its_values_and_moments() -> None:
     of, mean, log_std = exchange()
     of.substitute.network.module.requires_grad_(True)
-    old = slices(of.channels, of.kept)
+    old = kept_entries(of.channels, of.kept)
     layout = of.substitute.layout
     was, spread = layout.whole(mean.clone()), layout.whole(log_std.clone())
     momentum: dict[int, Tensor] = {}
@@ -111,9 +108,10 @@ def test_what_stays_keeps_its_values_and_moments() -> None:
         return [momentum.setdefault(id(tensor), torch.randn_like(tensor) + 5)]
 
     kept_moments = layout.whole(moments(mean)[0].clone())
-    looked(of, mean)
-    of.finish(mean, {"log_std": (log_std, torch.tensor([7.0, 8.0, 9.0]).double())}, moments)
-    new = slices(of.channels, of.kept)
+    looked(of)
+    fills = of.weights.new_log_std(layout, None)
+    of.finish(moments)
+    new = kept_entries(of.channels, of.kept)
     now, spread_now, moments_now = layout.whole(mean), layout.whole(log_std), layout.whole(moments(mean)[0])
     seen = 0
     for place, name in enumerate(was):
@@ -125,7 +123,7 @@ def test_what_stays_keeps_its_values_and_moments() -> None:
             for i in range(now[name].shape[1]):
                 stays = (both[0] is None or bool(both[0][o])) and (len(both) < 2 or both[1] is None or bool(both[1][i]))
                 if not stays:
-                    assert torch.all(spread_now[name][o, i] == 7.0 + place)
+                    assert torch.all(spread_now[name][o, i] == fills[place])
                     assert torch.all(moments_now[name][o, i] == 0)
                     continue
                 seen += 1
@@ -137,26 +135,26 @@ def test_what_stays_keeps_its_values_and_moments() -> None:
 
 
 def test_norms_and_biases_keep_theirs_too() -> None:
-    of, mean, _ = exchange()
+    of, _, _ = exchange(spread=False)
     points = dict(of.substitute.network.module.named_parameters())
     buffers = dict(of.substitute.network.module.named_buffers())
     momentum = {id(t): torch.randn_like(t) for name, t in points.items() if name != "0.bias"}  # it has had no gradient
-    old = slices(of.channels, of.kept)
+    old = kept_entries(of.channels, of.kept)
     tensors = {name: t for name, t in (points | buffers).items() if name in old}
     with torch.no_grad():
         for tensor in tensors.values():
             tensor.copy_(torch.randn_like(tensor).abs())
     was = {name: t.detach().clone() for name, t in tensors.items()}
     kept_moments = {name: m.clone() for name, p in points.items() if (m := momentum.get(id(p))) is not None}
-    looked(of, mean)
-    assert of._seen is not None
-    come = narrow_params(of._seen.wide, of.channels, of._choice())
+    looked(of)
+    assert of._findings is not None
+    come = narrow_params(of._findings.wide, of.channels, of._choice())
     with torch.no_grad():
         for name, tensor in tensors.items():
             was[name] += 1  # as a step between the two would
             tensor.add_(1)
-    of.finish(mean, {}, lambda tensor: [momentum[id(tensor)]] if id(tensor) in momentum else [])
-    new = slices(of.channels, of.kept)
+    of.finish(lambda tensor: [momentum[id(tensor)]] if id(tensor) in momentum else [])
+    new = kept_entries(of.channels, of.kept)
     assert set(tensors) == {"0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
     for name, tensor in tensors.items():
         before, now = old[name][0], new[name][0]
@@ -178,14 +176,14 @@ def _before(place: int, axis: int, old: tuple[Tensor | None, ...], new: tuple[Te
 
 
 def test_the_channels_of_largest_gain_come_and_those_of_lowest_score_go() -> None:
-    from caveat.engine.channels.choice import candidates, channel_scores, growth_scores
+    from caveat.engine.channels.choice import candidate_values, channel_scores, growth_scores
 
     of, mean, _ = exchange()
-    wide = candidates(of._thin(mean), of.channels, of.kept, of._fresh(1))
+    wide = candidate_values(of._narrow_values(mean), of.channels, of.kept, of._fresh(1))
     loss = lambda params: nn.functional.cross_entropy(of.network(params, X, train=True), Y)  # noqa: E731
     gains = growth_scores(of.channels, wide, loss)
     keep = channel_scores(of.channels, of.kept, of.substitute.layout.whole(mean.abs()))
-    looked(of, mean)
+    looked(of)
     new = of._choice()
     for space, own in of.kept.items():
         came = new[space][~torch.isin(new[space], own)]
@@ -198,13 +196,13 @@ def test_the_channels_of_largest_gain_come_and_those_of_lowest_score_go() -> Non
 
 def test_times_of_exchanges() -> None:
     of, _, _ = exchange()
-    assert [step for step in range(16) if of.due(step)] == [1, 3, 5, 7, 9]
+    assert [step for step in range(16) if of.schedule.due(step)] == [1, 3, 5, 7, 9]
 
 
 def test_slices_make_the_network_again() -> None:
     of, _, _ = exchange()
     stored = stored_slices(of.channels, of.kept)
-    again = of_slices(of.network, stored)
+    again = sliced_network(of.network, stored)
     first = narrow_network(of.network, of.channels, of.kept)
     assert repr(again.module) == repr(first.module)
     torch.testing.assert_close(again(again.params(), X), first(first.params(), X))
@@ -219,18 +217,18 @@ def fitted() -> caveat.Posterior:
 
 def test_draws_of_the_wide_network_are_outputs_of_the_narrow_one(fitted: caveat.Posterior) -> None:
     state, network = fitted.state, fitted.network
-    narrow = own_network(state, network)
+    narrow = LayerState.of(state).network(network)
     assert sum(p.numel() for p in narrow.module.parameters()) < 0.5 * sum(
         p.numel() for p in network.module.parameters()
     )
-    (params,) = LayerPredictor(state, network).draws(1, torch.Generator().manual_seed(3))
+    (params,) = LayerPredictor(LayerState.of(state), network).draws(1, torch.Generator().manual_seed(3))
     index = stored_slices(find_channels(network.module, X), _kept(state))
     assert {k: v.tolist() for k, v in index.items()} == {k: v.tolist() for k, v in state["slices"].items()}
     thin = narrow_params(params, find_channels(network.module, X), _kept(state))
     torch.testing.assert_close(network(params, X), narrow(thin, X))
 
 
-def _kept(state: caveat.State) -> Kept:
+def _kept(state: caveat.State) -> KeptChannels:
     return {0: state["slices"]["0.weight/0"].long(), 1: state["slices"]["3.weight/0"].long()}
 
 
@@ -246,15 +244,15 @@ def test_counts_and_costs_are_those_of_the_narrow_network(fitted: caveat.Posteri
 
 
 def test_as_many_weights_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, after_step = [], Variational._after_step
+    counts, after_step = [], LayerTraining._after_step
 
-    def spied(self: Variational, moments: Moments) -> None:
+    def spied(self: LayerTraining, moments: Moments) -> None:
         after_step(self, moments)
-        assert self.exchange is not None
+        assert isinstance(self.exchange, ChannelExchange)
         kept = tuple(len(own) for own in self.exchange.kept.values())
         counts.append((kept, len(self.mean), sum(p.numel() for p in self.substitute.network.module.parameters())))
 
-    monkeypatch.setattr(Variational, "_after_step", spied)
+    monkeypatch.setattr(LayerTraining, "_after_step", spied)
     task = caveat.Task(module(), (X, Y), caveat.Categorical(), caveat.GaussianPrior(1.0))
     method = SSVI(structure="channel", density=0.3, interval=2, training=Training(epochs=8, batch_size=6))
     found = caveat.fit(task, method, progress=False).info.diagnostics
@@ -264,9 +262,9 @@ def test_as_many_weights_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_look_leaves_the_statistics_alone() -> None:
-    of, mean, _ = exchange()
+    of, _, _ = exchange()
     before = {name: buffer.clone() for name, buffer in of.substitute.network.module.named_buffers()}
-    looked(of, mean)
+    looked(of)
     for name, buffer in of.substitute.network.module.named_buffers():
         assert torch.equal(buffer, before[name]), name
 

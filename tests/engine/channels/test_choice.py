@@ -9,15 +9,15 @@ from torch.func import functional_call
 
 from caveat import Categorical, Network
 from caveat.engine.channels.choice import (
-    candidates,
+    candidate_values,
+    channel_density,
     channel_scores,
     exchange_counts,
     growth_scores,
-    kept_density,
-    start_kept,
+    random_channels,
     swap,
 )
-from caveat.engine.channels.narrowing import Channels, Kept, narrow, narrow_params, slices
+from caveat.engine.channels.narrowing import Channels, KeptChannels, kept_entries, narrow, narrow_params
 from caveat.engine.channels.spaces import find_channels
 from caveat.engine.fresh_weights import FreshWeights
 from caveat.models import lenet5, mlp, resnet18, resnet20_frn
@@ -44,8 +44,8 @@ def test_the_share_of_channels_gives_the_density() -> None:
     channels = find_channels(module, torch.randn(1, 3, 8, 8))
     weights = {name: p.detach() for name, p in module.named_parameters() if name in channels.weights}
     for density in (0.01, 0.05, 0.1, 0.5, 1.0):
-        kept = start_kept(channels, density, torch.Generator().manual_seed(1))
-        reached = kept_density(channels, kept)
+        kept = random_channels(channels, density, torch.Generator().manual_seed(1))
+        reached = channel_density(channels, kept)
         assert abs(reached / density - 1) < 0.02
         shares = [len(own) / width for own, width in zip(kept.values(), channels.widths, strict=True)]
         assert max(shares) - min(shares) <= 1.5 / min(channels.widths)
@@ -63,12 +63,12 @@ def test_layers_that_stay_whole_count_and_the_others_are_narrowed_further() -> N
     sizes = {name: p.numel() for name, p in module.named_parameters() if p.ndim > 1}
     assert sizes["0.weight"] == 200
     for density in (0.1, 0.3, 0.6, 1.0):
-        kept = start_kept(channels, density, torch.Generator().manual_seed(1), sizes=sizes)
+        kept = random_channels(channels, density, torch.Generator().manual_seed(1), sizes=sizes)
         thin = narrow(module, channels, kept)
         left = sum(p.numel() for p in thin.parameters() if p.ndim > 1)
-        assert kept_density(channels, kept, sizes) == left / sum(sizes.values())
+        assert channel_density(channels, kept, sizes) == left / sum(sizes.values())
         assert abs(left / sum(sizes.values()) / density - 1) < 0.05
-    least = start_kept(channels, 0.01, RNG, sizes=sizes)
+    least = random_channels(channels, 0.01, RNG, sizes=sizes)
     assert [len(own) for own in least.values()] == [1, 1]
 
 
@@ -76,41 +76,41 @@ def test_weights_that_do_not_count_are_narrowed_all_the_same() -> None:
     module, x = NETWORKS["mlp"]()
     channels = find_channels(module, x)
     sizes = {"3.weight": 20, "5.weight": 12}
-    kept = start_kept(channels, 0.5, RNG, sizes=sizes)
+    kept = random_channels(channels, 0.5, RNG, sizes=sizes)
     first, second = (len(kept[space]) for space in (0, 1))
-    assert kept_density(channels, kept, sizes) == (first * second + 3 * second) / 32
-    assert abs(kept_density(channels, kept, sizes) - 0.5) < 0.1
+    assert channel_density(channels, kept, sizes) == (first * second + 3 * second) / 32
+    assert abs(channel_density(channels, kept, sizes) - 0.5) < 0.1
 
 
 def test_no_space_is_emptied_and_the_generator_decides() -> None:
     module, x = NETWORKS["mlp"]()
     channels = find_channels(module, x)
-    assert [len(own) for own in start_kept(channels, 1e-6, RNG).values()] == [1, 1]
-    one, other = (start_kept(channels, 0.3, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert [len(own) for own in random_channels(channels, 1e-6, RNG).values()] == [1, 1]
+    one, other = (random_channels(channels, 0.3, torch.Generator().manual_seed(3)) for _ in range(2))
     assert all(torch.equal(one[space], other[space]) for space in one)
     for density in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"density=.* must be above 0 and at most 1"):
-            start_kept(channels, density, RNG)
+            random_channels(channels, density, RNG)
 
 
 def test_counts_can_be_multiples() -> None:
     module, x = resnet18(width=32), images(8).float()
     channels = find_channels(module, x)
     for density in (0.05, 0.1, 0.3):
-        kept = start_kept(channels, density, torch.Generator().manual_seed(0), multiple=8)
+        kept = random_channels(channels, density, torch.Generator().manual_seed(0), multiple=8)
         assert all(len(own) % 8 == 0 for own in kept.values())
-        assert abs(kept_density(channels, kept) - density) < 0.35 * density
-    narrow_ones = start_kept(channels, 1e-6, RNG, multiple=64)
+        assert abs(channel_density(channels, kept) - density) < 0.35 * density
+    narrow_ones = random_channels(channels, 1e-6, RNG, multiple=64)
     assert [len(own) for own in narrow_ones.values()] == [min(64, width) for width in channels.widths]
 
 
 def test_scores_are_means_over_a_channels_weights() -> None:
     module, x = NETWORKS["lenet5"]()
     channels = find_channels(module, x)
-    kept = start_kept(channels, 0.3, RNG)
+    kept = random_channels(channels, 0.3, RNG)
     wide = {n: torch.randn(p.shape, generator=RNG, dtype=torch.float64) for n, p in module.named_parameters()}
     found = channel_scores(channels, kept, narrow_params(wide, channels, kept))
-    W, index = wide, slices(channels, kept)
+    W, index = wide, kept_entries(channels, kept)
     second, third = index["3.weight"], index["7.weight"]
     for place, c in enumerate(kept[0]):
         own = torch.cat([W["0.weight"][c].flatten(), W["3.weight"][second[0], c].flatten()])
@@ -158,10 +158,10 @@ def test_absent_channels_are_scored_as_if_each_came_in_alone(name: str) -> None:
     module, x = NETWORKS[name]()
     network = Network(module, Categorical())
     channels = find_channels(module, x)
-    kept = start_kept(channels, 0.3, RNG)
+    kept = random_channels(channels, 0.3, RNG)
     thin = narrow(module, channels, kept).train()
     fresh = FreshWeights(network)(RNG)
-    wide = candidates(dict(thin.named_parameters()), channels, kept, fresh)
+    wide = candidate_values(dict(thin.named_parameters()), channels, kept, fresh)
     y = torch.arange(len(x)) % 3
 
     def loss(params: Params) -> Tensor:
@@ -182,7 +182,13 @@ def test_absent_channels_are_scored_as_if_each_came_in_alone(name: str) -> None:
 
 
 def reference(
-    network: Network, channels: Channels, kept: Kept, wide: Params, space: int, c: int, data: tuple[Tensor, Tensor]
+    network: Network,
+    channels: Channels,
+    kept: KeptChannels,
+    wide: Params,
+    space: int,
+    c: int,
+    data: tuple[Tensor, Tensor],
 ) -> Tensor:
     """The norm for one channel, from a narrow network that has it and no other new one."""
     more = kept | {space: torch.cat([kept[space], torch.tensor([c])]).sort().values}
@@ -206,9 +212,9 @@ def reference(
 def test_without_incoming_weights_no_gradient_says_anything() -> None:
     module, x = NETWORKS["mlp"]()
     network, channels = Network(module, Categorical()), find_channels(module, x)
-    kept = start_kept(channels, 0.3, RNG)
+    kept = random_channels(channels, 0.3, RNG)
     nothing = {name: torch.zeros_like(p) for name, p in network.params().items()}
-    wide = candidates(narrow_params(network.params(), channels, kept), channels, kept, nothing)
+    wide = candidate_values(narrow_params(network.params(), channels, kept), channels, kept, nothing)
     found = growth_scores(channels, wide, lambda params: network(params, x).square().sum())
     for space, own in kept.items():
         absent = torch.ones(channels.widths[space], dtype=torch.bool).index_fill(0, own, False)
@@ -218,14 +224,14 @@ def test_without_incoming_weights_no_gradient_says_anything() -> None:
 def test_an_exchange_keeps_the_function_of_those_that_stay() -> None:
     module, x = NETWORKS["lenet5"]()
     network, channels = Network(module, Categorical()), find_channels(module, x)
-    kept = start_kept(channels, 0.3, RNG)
+    kept = random_channels(channels, 0.3, RNG)
     thin = narrow_params(network.params(), channels, kept)
-    wide = candidates(thin, channels, kept, FreshWeights(network)(RNG))
+    wide = candidate_values(thin, channels, kept, FreshWeights(network)(RNG))
     scores = channel_scores(channels, kept, {n: p.abs() for n, p in thin.items()})
     add = growth_scores(channels, wide, lambda params: network(params, x).square().sum())
     new = swap(channels, kept, exchange_counts(channels, kept, 0.5), scores, add)
     after = narrow_params(wide, channels, new)
-    assert kept_density(channels, new) == kept_density(channels, kept)
+    assert channel_density(channels, new) == channel_density(channels, kept)
     assert {n: p.shape for n, p in after.items()} == {n: p.shape for n, p in thin.items()}
     # What came in has no outgoing weights yet: leaving it out changes nothing.
     stayed = {s: own[torch.isin(own, kept[s])] for s, own in new.items()}

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from caveat.engine.channels.narrowing import Channels, Kept, narrow, narrow_params, places, slices, widen_params
+from caveat.engine.channels.narrowing import (
+    Channels,
+    KeptChannels,
+    entry_positions,
+    kept_entries,
+    narrow,
+    narrow_params,
+    widen_params,
+)
 from caveat.engine.channels.spaces import find_channels
 from caveat.models import cnn_lstm, lenet5, mlp, resnet18, resnet20_frn
 
@@ -133,7 +141,7 @@ def made(name: str) -> tuple[nn.Module, Tensor]:
     return module, normal(4, *shape)
 
 
-def some(channels: Channels, share: float = 0.5) -> Kept:
+def some(channels: Channels, share: float = 0.5) -> KeptChannels:
     counts = [max(1, round(share * width)) for width in channels.widths]
     widths = enumerate(zip(channels.widths, counts, strict=True))
     return {space: torch.randperm(width, generator=RNG)[:n].sort().values for space, (width, n) in widths}
@@ -297,7 +305,7 @@ def test_values_go_to_the_narrow_network_and_back() -> None:
     thin = narrow_params(params, channels, kept)
     assert all(torch.equal(thin[name], p) for name, p in narrow(module, channels, kept).named_parameters())
     wide = widen_params(thin, channels, kept)
-    for name, index in slices(channels, kept).items():
+    for name, index in kept_entries(channels, kept).items():
         if name in params:
             mask = torch.ones((), dtype=torch.bool)
             for axis, own in enumerate(index):
@@ -316,13 +324,13 @@ def test_places_are_those_of_the_narrow_tensors(name: str) -> None:
     shapes = {"whole": (3, 2)} | {path: extent.shape for path, extent in channels.extents.items()}
     full = {path: normal(*shape) for path, shape in shapes.items()}
     flat, thin = (torch.cat([t.flatten() for t in own.values()]) for own in (full, narrow_params(full, channels, kept)))
-    assert torch.equal(flat[places(slices(channels, kept), shapes, x.device)], thin)
+    assert torch.equal(flat[entry_positions(kept_entries(channels, kept), shapes, x.device)], thin)
 
 
 @pytest.mark.parametrize("bad", [[], [2, 1], [1, 1], [-1, 2], [3, 5]])
 def test_a_choice_that_is_none_is_refused(bad: list[int]) -> None:
     channels = find_channels(mlp(3, 2, (5,)), torch.randn(2, 3))
     with pytest.raises(ValueError, match=r"kept\[0\].*at least one channel, in rising order, each below 5"):
-        slices(channels, {0: torch.tensor(bad, dtype=torch.long)})
+        kept_entries(channels, {0: torch.tensor(bad, dtype=torch.long)})
     with pytest.raises(ValueError, match=r"kept has spaces \[0, 1\], the network has \[0\]"):
-        slices(channels, {0: torch.tensor([1]), 1: torch.tensor([1])})
+        kept_entries(channels, {0: torch.tensor([1]), 1: torch.tensor([1])})

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from caveat.engine.sparse.batchnorm_folding import folded
-from caveat.engine.sparse.kernels import Geometry, Pattern
-from caveat.engine.sparse.sparse_layers import SparseLayer
+from caveat.engine.sparse.kernels import LayerGeometry, Pattern
+from caveat.engine.sparse.substitute import SparseLayer
 from caveat.models import resnet18
 
 RNG = torch.Generator().manual_seed(0)
@@ -32,7 +32,7 @@ def settled(module: nn.Module) -> nn.Module:
 
 
 def sparse(layer: nn.Module, density: float | None) -> SparseLayer:
-    geometry = Geometry.of(layer)
+    geometry = LayerGeometry.of(layer)
     assert geometry is not None
     found = SparseLayer(layer, geometry)
     found.variance = None

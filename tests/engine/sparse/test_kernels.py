@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from caveat import native
 from caveat.engine.sparse import kernels as sparse
-from caveat.engine.sparse.kernels import Geometry, Pattern, apply, apply_pair
+from caveat.engine.sparse.kernels import LayerGeometry, Pattern, apply, apply_pair
 
 native_only = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def pattern_of(geometry: Geometry, density: float, seed: int = 0) -> Pattern:
+def pattern_of(geometry: LayerGeometry, density: float, seed: int = 0) -> Pattern:
     count = max(1, round(density * geometry.size))
     chosen = torch.randperm(geometry.size, generator=torch.Generator().manual_seed(seed))[:count]
     return Pattern(geometry, chosen.sort().values.int())
@@ -76,7 +76,7 @@ def close(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 def given(case: str, density: float) -> tuple[Pattern, Tensor, Tensor, Tensor, Tensor]:
     make, shape = CASES[case]
-    geometry = Geometry.of(make())
+    geometry = LayerGeometry.of(make())
     assert geometry is not None
     pattern = pattern_of(geometry, density)
     noise = torch.Generator().manual_seed(2)
@@ -123,7 +123,7 @@ def test_native_kernels_over_many_odd_sizes(rows: int, monkeypatch: Any) -> None
         if any(n + 2 * p <= d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)):
             continue
         tried += 1
-        pattern = pattern_of(Geometry((3, 2, *kernel), stride, padding, dilation), 0.6, seed=tried)
+        pattern = pattern_of(LayerGeometry((3, 2, *kernel), stride, padding, dilation), 0.6, seed=tried)
         x = torch.randn(rows, 2, *size, generator=noise).requires_grad_()
         mean = torch.randn(len(pattern.indices), generator=noise).requires_grad_()
         variance = torch.rand(mean.shape, generator=noise).requires_grad_()
@@ -205,7 +205,7 @@ def test_what_the_kernels_do_not_take_goes_through_the_whole_weight(monkeypatch:
 def test_nothing_of_another_type_or_length_reaches_the_kernels(count: int, monkeypatch: Any) -> None:
     """Also where there are as many weights as outputs."""
     monkeypatch.setattr(sparse, "runs_sparse", lambda *_: True)
-    pattern = Pattern(Geometry((4, 5)), torch.arange(count, dtype=torch.int32))
+    pattern = Pattern(LayerGeometry((4, 5)), torch.arange(count, dtype=torch.int32))
     x, bias = torch.ones(2, 5), torch.ones(4)
     with pytest.raises(RuntimeError):
         apply(x, torch.ones(count, dtype=torch.float64), pattern, bias)
@@ -270,8 +270,8 @@ def test_copies_of_a_pattern_make_structures_of_their_own(monkeypatch: Any) -> N
 
 
 def test_few_weights_run_sparse_and_many_do_not() -> None:
-    geometry = Geometry((64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+    geometry = LayerGeometry((64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
     for rows in (1, 128):
         assert sparse.runs_sparse(geometry, geometry.size // 20, (rows, 64, 32, 32))
         assert not sparse.runs_sparse(geometry, geometry.size // 2, (rows, 64, 32, 32))
-    assert sparse.runs_sparse(Geometry((300, 784)), 11_760, (1, 784))
+    assert sparse.runs_sparse(LayerGeometry((300, 784)), 11_760, (1, 784))

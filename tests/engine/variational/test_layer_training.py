@@ -1,12 +1,8 @@
-"""Variational training: the KL and its weight, exact density at every step, resuming, early stopping, ranks."""
+"""Training of layers: the KL and its weight, exact density at every step, exchanges, costs, refusals."""
 
-import json
-import os
-import subprocess
-import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,54 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat import GaussianPrior, Training, native
-from caveat.engine import run as run_module
-from caveat.engine.distributed import Ranks
+from caveat import GaussianPrior, native
 from caveat.engine.run import Run
-from caveat.engine.sparse import Layout, Scheme, sparse_layers
+from caveat.engine.sparse import Scheme, WeightLayout, sparse_layers
 from caveat.engine.training import BatchPart, Moments
-from caveat.engine.variational.layer_posterior import account_of
-from caveat.engine.variational.layer_training import Variational, gaussian_kl, noise_of_batch, precisions, warm_up
-from caveat.engine.variational.weight_exchange import Replacement
-
-
-def rows(n: int = 48) -> tuple[Tensor, Tensor]:
-    x = torch.randn(n, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    return x, (x.mean((1, 2, 3)) > 0).long()
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(),
-        nn.Linear(24, 10), nn.ReLU(), nn.Linear(10, 2),
-    )  # fmt: skip
-
-
-SIZES = {"0": 36, "3": 216, "6": 240, "8": 20}
-
-
-def task(prior: GaussianPrior | None = None, validation: float | None = None) -> caveat.Task:
-    return caveat.Task(network(), rows(), caveat.Categorical(), prior, validation=validation)
-
-
-def short(**knobs: Any) -> Training:
-    return Training(**{"epochs": 8, "batch_size": 12, "learning_rate": 0.01} | knobs)
-
-
-def ssvi(**knobs: Any) -> caveat.SSVI:
-    return caveat.SSVI(**{"density": 0.3, "interval": 3, "training": short()} | knobs)
-
-
-def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[Variational], None]) -> None:
-    """Call a function after every step of training."""
-    after_step = Variational._after_step
-
-    def spied(self: Variational, moments: Moments) -> None:
-        after_step(self, moments)
-        look(self)
-
-    monkeypatch.setattr(Variational, "_after_step", spied)
+from caveat.engine.variational.fit_report import training_account
+from caveat.engine.variational.layer_training import LayerTraining, gaussian_kl, noise_of_batch, precisions, warm_up
+from caveat.engine.variational.weight_exchange import WeightExchange
+from tests.engine.variational.training_cases import SIZES, network, rows, short, ssvi, task, watch
 
 
 @pytest.mark.parametrize("precision", [torch.tensor(3.0), torch.rand(7) + 0.1], ids=["one", "each"])
@@ -80,7 +36,7 @@ def test_precisions_follow_the_places() -> None:
     whole = task(prior).network
     layers = sparse_layers(whole)
     indices = torch.tensor([3, 5, 0, 215, 9, 100, 239], dtype=torch.int32)
-    layout = Layout(layers, {"0": 2, "3": 2, "6": 3, "8": 20}, indices)
+    layout = WeightLayout(layers, {"0": 2, "3": 2, "6": 3, "8": 20}, indices)
     found = precisions(whole, layout)
     assert torch.equal(found, torch.cat([torch.full((4,), 2.0), each.flatten()[[9, 100, 239]], torch.full((20,), 7.0)]))
     assert precisions(task(GaussianPrior(2.0)).network, layout).ndim == 0
@@ -91,9 +47,11 @@ def test_precisions_follow_the_places() -> None:
 def test_the_loss_is_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """At almost no spread: the likelihood at the means plus beta_t KL / N, with biases under weight decay."""
     seen: list[tuple[float, float]] = []
-    loss = Variational._loss
+    loss = LayerTraining._loss
 
-    def spied(self: Variational, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def spied(
+        self: LayerTraining, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         value, outputs = loss(self, x, y, part, rng)
         assert self.log_std is not None
         assert self.precision is not None
@@ -102,7 +60,7 @@ def test_the_loss_is_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((self.step / self.steps, float((value - likelihood).detach() / kl.detach())))
         return value, outputs
 
-    monkeypatch.setattr(Variational, "_loss", spied)
+    monkeypatch.setattr(LayerTraining, "_loss", spied)
     fitted = caveat.fit(task(GaussianPrior(3.0)), ssvi(kl_weight=0.4, kl_warmup=0.25), progress=False)
     assert len(seen) == 32
     for progress, weight in seen:
@@ -118,13 +76,13 @@ def test_density_is_exact_at_every_step(
     scope: str, allocation: str, dense: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = kind(density=0.3, interval=3, scope=scope, allocation=allocation, dense=dense, training=short())
-    wanted = made.counts(sparse_layers(task().network))
+    wanted = made.active_counts(sparse_layers(task().network))
     kept = ("0",) if dense == "first" else dense
     sparse = sum(size for name, size in SIZES.items() if name not in kept)
     assert abs(sum(n for name, n in wanted.items() if name not in kept) - 0.3 * sparse) <= 2
     steps, places = 0, set()
 
-    def look(trainer: Variational) -> None:
+    def look(trainer: LayerTraining) -> None:
         nonlocal steps
         steps += 1
         layout = trainer.substitute.layout
@@ -163,10 +121,10 @@ def test_an_exchange_keeps_values_and_moments(
     optimizer: str, new_std: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the real optimisers: weights that stay keep their moments, the others begin with none."""
-    after_step = Variational._after_step
+    after_step = LayerTraining._after_step
     exchanged = 0
 
-    def by_place(trainer: Variational, flat: Tensor) -> dict[tuple[str, int], float]:
+    def by_place(trainer: LayerTraining, flat: Tensor) -> dict[tuple[str, int], float]:
         layout = trainer.substitute.layout
         found = {}
         for name, part in layout.split(flat.detach()):
@@ -175,14 +133,15 @@ def test_an_exchange_keeps_values_and_moments(
             found |= {(name, k): v for k, v in zip(keys, part.tolist(), strict=True)}
         return found
 
-    def spied(self: Variational, moments: Moments) -> None:
+    def spied(self: LayerTraining, moments: Moments) -> None:
         nonlocal exchanged
         assert self.log_std is not None
         tensors = [self.mean, self.log_std, *moments(self.mean), *moments(self.log_std)]
         assert len(tensors) == 2 + (1 if optimizer == "sgd" else 2) + 2
         before = [by_place(self, t) for t in tensors]
         stds = {n: float(part.detach().exp().mean()) for n, part in self.substitute.layout.split(self.log_std)}
-        removed = self.replacement._removed  # type: ignore[union-attr]
+        assert isinstance(self.exchange, WeightExchange)
+        removed = self.exchange._removed
         gone = set() if removed is None else {k for k, v in by_place(self, removed.double()).items() if v}
         after_step(self, moments)
         after = [by_place(self, t) for t in tensors]
@@ -196,70 +155,10 @@ def test_an_exchange_keeps_values_and_moments(
                 expected = torch.tensor(new_std or stds[k[0]]).log() if i == 1 else 0.0
                 assert now[k] == pytest.approx(float(expected), rel=1e-5)
 
-    monkeypatch.setattr(Variational, "_after_step", spied)
+    monkeypatch.setattr(LayerTraining, "_after_step", spied)
     made = ssvi(new_std=new_std, training=short(optimizer=optimizer), scope="global")
     posterior = caveat.fit(task(), made, progress=False)
     assert exchanged == posterior.info.diagnostics["exchanged"] > 100
-
-
-def interrupted(
-    make_task: Callable[[], caveat.Task], made: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> caveat.Posterior:
-    """A fit that is killed after some epochs and goes on."""
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module.Run, "checkpoint_due", lambda self: self.folder is not None)
-        checkpoint, kept = run_module.Run.checkpoint, 0
-
-        def killed(self: run_module.Run, carry: Any, note: dict[str, object]) -> None:
-            nonlocal kept
-            checkpoint(self, carry, note)
-            kept += 1
-            if kept == after:
-                raise KeyboardInterrupt
-
-        patch.setattr(run_module.Run, "checkpoint", killed)
-        with pytest.raises(KeyboardInterrupt):
-            caveat.fit(make_task(), made, folder=folder, progress=False)
-    return caveat.fit(make_task(), made, folder=folder, progress=False)
-
-
-def same(one: caveat.Posterior, other: caveat.Posterior) -> None:
-    for group, tensors in one.state.items():
-        for name, value in tensors.items():
-            assert torch.equal(value, other.state[group][name]), f"{group}/{name}"
-
-
-EACH = GaussianPrior({"0.weight": torch.linspace(1, 5, 36).view(4, 1, 3, 3), "3.*": 40.0, "*": 1.0})
-RESUMED = {
-    "layer": (ssvi(), None),
-    "global": (ssvi(scope="global"), None),
-    "global, precisions": (ssvi(scope="global", dense=()), EACH),
-    "across epochs": (ssvi(interval=5, addition="batches", addition_batches=4), None),
-    "over epochs": (ssvi(interval=5, addition="batches", training=short(epochs=32, batch_size=48)), None),
-    "at the mean": (ssvi(addition="mean", training=short(optimizer="sgd")), None),
-    "mean field": (caveat.MeanFieldVI(training=short()), None),
-    "channels": (ssvi(structure="channel"), None),
-    "points": (caveat.RigL(density=0.3, interval=3, scope="global", training=short(optimizer="sgd")), EACH),
-}
-
-
-@pytest.mark.parametrize(("kind", "after"), [*((kind, 3) for kind in RESUMED), ("global", 8)])
-def test_resuming_gives_exactly_the_uninterrupted_run(
-    kind: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, prior = RESUMED[kind]
-    counts: list[int] = []
-    watch(monkeypatch, lambda trainer: counts.append(trainer.substitute.layout.size))
-    whole = caveat.fit(task(prior), made, progress=False)
-    resumed = interrupted(lambda: task(prior), made, tmp_path / "p", monkeypatch, after)
-    same(whole, resumed)
-    assert len(set(counts)) == 1
-    assert len(counts) == 64
-    x, _ = rows()
-    assert torch.equal(whole.predict(x).samples, resumed.predict(x).samples)
-    for key in ("exchanges", "exchanged"):
-        assert whole.info.diagnostics.get(key) == resumed.info.diagnostics.get(key)
-    assert whole.info.flops == resumed.info.flops > 0
 
 
 COUNTED: dict[str, Any] = {
@@ -277,18 +176,20 @@ def test_operations_are_those_of_every_steps_places(kind: str, scope: str, monke
     made = replace(COUNTED[kind], scope=scope)
     own = caveat.Task(network(), rows(47), caveat.Categorical())  # in batches of 12, 12, 12 and 11 rows
     scheme = Scheme(gaussian=kind != "points", interval=made.interval // (2 if kind == "batches" else 1))
-    total, counts, loss = 0.0, set(), Variational._loss
+    total, counts, loss = 0.0, set(), LayerTraining._loss
 
-    def spied(self: Variational, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def spied(
+        self: LayerTraining, x: Tensor, y: Tensor, part: BatchPart, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         nonlocal total
         found = loss(self, x, y, part, rng)
         counts.add(tuple(self.substitute.layout.counts.values()))
-        cost = account_of(own, self.substitute.layout, self.run, scheme).total
+        cost = training_account(own, self.substitute.layout, self.run, scheme).total
         extra = 3 * cost.inference_flops / made.interval if kind == "mean" else 0.0
         total += len(y) * (cost.training_flops + extra)
         return found
 
-    monkeypatch.setattr(Variational, "_loss", spied)
+    monkeypatch.setattr(LayerTraining, "_loss", spied)
     posterior = caveat.fit(own, made, progress=False)
     assert posterior.info.flops == pytest.approx(total, rel=1e-12)
     assert len(counts) == 1 if scope == "layer" else len(counts) > 4
@@ -301,9 +202,9 @@ def test_as_many_batches_are_averaged_as_are_asked_for(
     """However many steps an epoch has: none, some or all of the batches may be of an earlier one."""
     sizes: list[Tensor] = []
     averaged: list[int] = []
-    collector = Replacement._collector
+    collector = WeightExchange._collector
 
-    def spied(self: Replacement, name: str, last: bool) -> Callable[[Tensor], None]:
+    def spied(self: WeightExchange, name: str, last: bool) -> Callable[[Tensor], None]:
         own = collector(self, name, last)
 
         def collect(gradient: Tensor) -> None:
@@ -312,8 +213,8 @@ def test_as_many_batches_are_averaged_as_are_asked_for(
             own(gradient)
             if last and name == "6":
                 total = torch.stack(sizes).sum(0)
-                total[self._kept_indices[name]] = -1
-                values, places = self._found[name]
+                total[self._remaining[name]] = -1
+                values, places = self._candidates[name]
                 torch.testing.assert_close(values, total.topk(len(values)).values)
                 torch.testing.assert_close(total[places], values)
                 averaged.append(len(sizes))
@@ -321,7 +222,7 @@ def test_as_many_batches_are_averaged_as_are_asked_for(
 
         return collect
 
-    monkeypatch.setattr(Replacement, "_collector", spied)
+    monkeypatch.setattr(WeightExchange, "_collector", spied)
     training = short(epochs=epochs, batch_size=batch_size)
     caveat.fit(task(), ssvi(interval=interval, addition="batches", training=training), progress=False)
     assert averaged
@@ -341,69 +242,6 @@ def test_sums_of_gradients_last_from_the_first_batch_to_the_exchange(monkeypatch
     assert set(held) == {0}
 
 
-def test_early_stopping_between_batches_that_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best epoch may have ended with sums and the last one without, or the other way round."""
-    x, _ = rows()
-    noise = torch.randint(2, (48,), generator=torch.Generator().manual_seed(2))
-
-    def noisy() -> caveat.Task:
-        return caveat.Task(network(), (x, noise), caveat.Categorical(), validation=0.25)
-
-    for interval in (5, 7):
-        training = short(epochs=60, patience=4, learning_rate=0.03, schedule="constant")
-        made = ssvi(interval=interval, addition="batches", addition_batches=4, stop=1.0, training=training)
-        whole = caveat.fit(noisy(), made, progress=False)
-        history = [record["validation"] for record in whole.info.diagnostics["history"]]
-        best = history.index(min(history)) + 1
-        assert len(history) < 60
-        for after in (best, best + 2):
-            folder = tmp_path / f"{interval}-{after}"
-            same(whole, interrupted(noisy, made, folder, monkeypatch, after))
-
-
-@pytest.mark.parametrize("scope", ["layer", "global"])
-def test_early_stopping_puts_the_best_epochs_places_back(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, _ = rows()
-    noise = torch.randint(2, (48,), generator=torch.Generator().manual_seed(2))
-    training = short(epochs=60, patience=4, learning_rate=0.03, schedule="constant")
-    made = ssvi(scope=scope, interval=2, stop=1.0, training=training)
-    noisy = caveat.Task(network(), (x, noise), caveat.Categorical(), validation=0.25)
-    epochs: list[tuple[Tensor, Tensor, dict[str, int]]] = []
-    validate = Variational._validate
-
-    def spied(self: Variational) -> float:
-        layout = self.substitute.layout
-        epochs.append((self.mean.detach().clone(), layout.indices.clone(), dict(layout.counts)))
-        return validate(self)
-
-    monkeypatch.setattr(Variational, "_validate", spied)
-    posterior = caveat.fit(noisy, made, progress=False)
-    history = [record["validation"] for record in posterior.info.diagnostics["history"]]
-    best = history.index(min(history))
-    assert len(history) < 60
-    mean, indices, counts = epochs[best]
-    assert not torch.equal(indices, epochs[-1][1]), "places have changed since"
-    active = posterior.state["active"]
-    assert torch.equal(active["mean"], mean)
-    assert torch.equal(active["indices"], indices)
-    assert active["counts"].tolist() == [*counts.values()]
-
-
-def test_early_stopping_resumes_with_its_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, _ = rows()
-    noise = torch.randint(2, (48,), generator=torch.Generator().manual_seed(2))
-    training = short(epochs=60, patience=4, learning_rate=0.03, schedule="constant")
-    made = ssvi(scope="global", interval=2, stop=1.0, training=training)
-
-    def noisy() -> caveat.Task:
-        return caveat.Task(network(), (x, noise), caveat.Categorical(), EACH, validation=0.25)
-
-    whole = caveat.fit(noisy(), made, progress=False)
-    history = [record["validation"] for record in whole.info.diagnostics["history"]]
-    best = history.index(min(history)) + 1
-    same(whole, interrupted(noisy, made, tmp_path / "p", monkeypatch, best + 2))
-
-
 def test_noise_of_a_part_is_that_of_the_whole_batch() -> None:
     def drawn(part: BatchPart, count: int, shape: tuple[int, ...]) -> Tensor:
         noise = noise_of_batch(count, part, torch.Generator().manual_seed(3))
@@ -419,90 +257,9 @@ def test_noise_of_a_part_is_that_of_the_whole_batch() -> None:
     assert drawn(BatchPart(4, 7, 0.5), 3, (10, 5)).shape == (10, 5)
 
 
-RANKS = """
-import importlib.util, json
-spec = importlib.util.spec_from_file_location("cases", {file!r})
-cases = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cases)
-found = cases.places_found()
-import torch
-from caveat.engine.distributed import current_ranks
-rank = current_ranks(torch.device("cpu")).rank
-open({out!r} + f"/{{rank}}.json", "w").write(json.dumps(found))
-"""
-
-
-def plain_task(prior: GaussianPrior | None) -> caveat.Task:
-    """In float64, without BatchNorm, whose statistics are of a rank's own rows, and without ties among gradients.
-
-    These would come of dead units, and of two classes, whose gradients differ in sign alone.
-    """
-    torch.manual_seed(0)
-    module = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Identity(), nn.Conv2d(4, 6, 3), nn.Tanh(), nn.Flatten(),
-        nn.Linear(24, 10), nn.Tanh(), nn.Linear(10, 3),
-    )  # fmt: skip
-    x, y = rows()
-    return caveat.Task(module.double(), (x.double(), y), caveat.Categorical(), prior)
-
-
-def places_found() -> dict[str, list[Any]]:
-    found = {}
-    for kind in ("layer", "global, precisions", "across epochs", "at the mean", "points", "channels"):
-        made, prior = RESUMED[kind]
-        state = caveat.fit(plain_task(prior), made, progress=False).state
-        kept = [own.tolist() for own in state.get("slices", {}).values()]
-        active = state["active"]
-        found[kind] = [active["indices"].tolist() + kept, active["counts"].tolist(), active["mean"].tolist()]
-    return found
-
-
-def test_two_ranks_have_the_same_places_as_one(tmp_path: Path) -> None:
-    script = tmp_path / "fit.py"
-    script.write_text(RANKS.format(file=__file__, out=str(tmp_path)))
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [sys.executable, *launcher, *meeting, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert first == second
-    for kind, (indices, counts, mean) in places_found().items():
-        assert first[kind][:2] == [indices, counts], kind
-        assert first[kind][2] == pytest.approx(mean, abs=1e-8), kind
-
-
-@pytest.mark.parametrize("structure", ["unstructured", "channel"])
-def test_more_ranks_than_rows_of_a_batch_are_refused_before_training(structure: str) -> None:
-    made, own = ssvi(structure=structure, training=short(batch_size=2)), task(None)
-    start: caveat.State = {"params": own.network.params(), "hyper": own.hyper}
-    with pytest.raises(ValueError, match=r"3 ranks share batches of 2 rows.*use a batch_size of at least 3"):
-        made.fit(own, start, Run(ranks=Ranks(0, 3)))
-
-
 def test_the_divergence_warms_up_over_a_share_of_training_or_is_there_from_the_first_step() -> None:
     assert [warm_up(2.0, 0.5)(progress) for progress in (0.0, 0.25, 0.5, 1.0)] == [0.0, 1.0, 2.0, 2.0]
     assert warm_up(2.0, 0.0)(0.0) == 2.0
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's tracer calls what torch warns of
-def test_a_compiled_pass_returns_outputs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What layers keep of it would be outputs too, and zeros be made for the gradients of each at every step."""
-    compiled, found = torch.compile, []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        found.append(len(graph.graph.output_node().args[0]))  # type: ignore[arg-type]
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", lambda function, mode: compiled(function, backend=backend))
-    caveat.fit(task(), ssvi(structure="channel", training=short(epochs=2, compile=True)), progress=False)
-    assert found == [1]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -534,18 +291,24 @@ def test_half_precision_in_which_sigma_cannot_move_is_refused(method: Any) -> No
 
 
 def test_whole_weights_are_let_go_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
-    fit = caveat.SSVI.fit
+    fit, train = caveat.SSVI.fit, LayerTraining.train
+    whole: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
 
     def spied(self: caveat.SSVI, task: caveat.Task, start: Any, run: Run) -> Any:
-        found = fit(self, task, start, run)
-        held.append(len(start["params"]))
-        return found
+        whole[:] = [weakref.ref(weight) for weight in start["params"].values()]
+        return fit(self, task, start, run)
+
+    def watched(self: LayerTraining, training_flops: float | None = None) -> Any:
+        alive.append(sum(weight() is not None for weight in whole))
+        return train(self, training_flops)
 
     monkeypatch.setattr(caveat.SSVI, "fit", spied)
+    monkeypatch.setattr(LayerTraining, "train", watched)
     for structure in ("unstructured", "channel"):
         caveat.fit(task(), ssvi(structure=structure, training=short(epochs=1)), progress=False)
-    assert held == [0, 0]
+        assert whole
+    assert alive == [0, 0]
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")

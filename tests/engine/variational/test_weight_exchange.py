@@ -1,4 +1,4 @@
-"""Replacement against its definition: what goes, what comes, and what stays with the weights that do."""
+"""The exchange of weights against its definition: what goes, what comes, and what stays with the weights that do."""
 
 import math
 import weakref
@@ -13,8 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import caveat
 from caveat import Network
-from caveat.engine.sparse import Layout, Scheme, Substitute, account, replaced, replacement_rate, sparse_layers
-from caveat.engine.variational.weight_exchange import Replacement, Scope
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Schedule,
+    Scheme,
+    StepBatch,
+    Substitute,
+    WeightLayout,
+    exchange_count,
+    network_account,
+    replacement_rate,
+    sparse_layers,
+)
+from caveat.engine.variational.weight_exchange import Scope, WeightExchange
 
 SHAPES = {"0": (4, 2, 3, 3), "3": (6, 36), "5": (3, 6)}
 COUNTS = {"0": 20, "3": 40, "5": 18}  # the last is dense
@@ -27,10 +38,30 @@ def build() -> nn.Module:
     ).double()  # fmt: skip
 
 
+NO_BATCH = StepBatch(None, lambda outputs: outputs, lambda: None)  # exchanges by the step's own gradients need none
+
+
+def points_exchange(
+    substitute: Substitute, values: Tensor, schedule: Schedule, scope: Scope, batches: int
+) -> WeightExchange:
+    return WeightExchange(
+        substitute, ActiveWeights(values), lambda: values.detach().abs(), schedule, scope=scope, addition="batches",
+        batches=batches,
+    )  # fmt: skip
+
+
 class Problem:
     """A network with few weights, a batch, and its dense gradients by autograd on whole weights."""
 
-    def __init__(self, scope: Scope = "layer", steps: int = 100, interval: int = 10, batches: int = 1) -> None:
+    def __init__(
+        self,
+        scope: Scope = "layer",
+        steps: int = 100,
+        interval: int = 10,
+        batches: int = 1,
+        initial: float = 0.5,
+        new_std: float | None = math.exp(-7.0),
+    ) -> None:
         self.module = build()
         network = Network(self.module, caveat.Categorical())
         rng = torch.Generator().manual_seed(1)
@@ -38,13 +69,15 @@ class Problem:
         places = [
             torch.randperm(math.prod(SHAPES[name]), generator=rng)[: COUNTS[name]].sort().values for name in ("0", "3")
         ]
-        layout = Layout(sparse_layers(network), dict(COUNTS), torch.cat(places).int())
+        layout = WeightLayout(sparse_layers(network), dict(COUNTS), torch.cat(places).int())
         self.substitute = Substitute(network, layout, {})
         self.mean = torch.randn(layout.size, generator=rng, dtype=torch.float64).requires_grad_()
         self.log_std = torch.randn(layout.size, generator=rng, dtype=torch.float64).requires_grad_()
         self.scores = torch.rand(layout.size, generator=rng, dtype=torch.float64)
-        self.replacement = Replacement(
-            self.substitute, lambda: self.scores, interval, 0.5, 0.75, steps, scope, batches
+        self.weights = ActiveWeights(self.mean, self.log_std)
+        self.exchange = WeightExchange(
+            self.substitute, self.weights, lambda: self.scores, Schedule(interval, initial, 0.75, steps),
+            scope=scope, addition="batches", batches=batches, new_std=new_std,
         )  # fmt: skip
         self.kept_moments = {id(t): [torch.rand_like(t), torch.rand_like(t)] for t in (self.mean, self.log_std)}
 
@@ -91,23 +124,26 @@ class Problem:
             (float(s), name, place) for name in at for s, place in zip(scores[name], at[name], strict=True)
         )
         best = {name: max(w for w in weights if w[1] == name) for name in at}
-        if self.replacement.scope == "global":
+        if self.exchange.scope == "global":
             goes = [w for w in weights if w not in best.values()][: round(rate * len(weights))]
         else:
-            shares = {n: replaced(len(at[n]), sizes[n].numel(), rate) for n in at}
+            shares = {n: exchange_count(len(at[n]), sizes[n].numel(), rate) for n in at}
             goes = [w for n in at for w in [w for w in weights if w[1] == n][: shares[n]]]
         kept = {name: set(at[name]) - {place for _, n, place in goes if n == name} for name in at}
         comes = sorted(
             ((float(s), n, i) for n in at for i, s in enumerate(sizes[n].flatten()) if i not in kept[n]), reverse=True
         )
-        if self.replacement.scope == "global":
+        if self.exchange.scope == "global":
             chosen = comes[: len(goes)]
         else:
             chosen = [c for n in at for c in [c for c in comes if c[1] == n][: len(at[n]) - len(kept[n])]]
         return {name: kept[name] | {place for _, n, place in chosen if n == name} for name in at}
 
-    def update(self, step: int) -> bool:
-        return self.replacement.finish(self.mean, {"log_std": -7.0}, {"log_std": self.log_std}, self.moments)
+    def begin(self, step: int) -> None:
+        self.exchange.begin(step, NO_BATCH)
+
+    def update(self) -> bool:
+        return self.exchange.finish(self.moments)
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
@@ -120,14 +156,14 @@ def test_the_lowest_go_and_the_largest_gradients_come(scope: Scope, noisy: bool)
     step = 19
     before = problem.places()
     expected = problem.expected({n: g.abs() for n, g in gradients.items()}, replacement_rate(0.2, 0.5, 0.75))
-    problem.replacement.begin(step)
+    problem.begin(step)
     problem.look(x, y, noise)
     assert problem.mean.grad is not None
     torch.testing.assert_close(problem.mean.grad, problem.substitute.layout.gathered(gradients))
-    assert problem.update(step)
+    assert problem.update()
     assert problem.places() == expected
     changed = sum(len(before[n] - expected[n]) for n in before)
-    assert 10 < changed <= problem.replacement.replaced, "a weight that goes may come back at once, from 0"
+    assert 10 < changed <= problem.exchange.replaced, "a weight that goes may come back at once, from 0"
     if scope == "global":
         assert problem.substitute.layout.counts["0"] != COUNTS["0"]
     else:
@@ -138,11 +174,11 @@ def test_the_lowest_go_and_the_largest_gradients_come(scope: Scope, noisy: bool)
 
 def test_whole_gradients_are_let_go_at_once() -> None:
     problem = Problem()
-    problem.replacement.begin(19)
+    problem.begin(19)
     problem.look(*problem.batch(), problem.noise())
-    largest = max(len(values) for values, _ in problem.replacement._found.values())
+    largest = max(len(values) for values, _ in problem.exchange._candidates.values())
     assert largest < max(COUNTS.values())
-    assert not problem.replacement.sums
+    assert not problem.exchange.sums
 
 
 class Largest(TorchDispatchMode):
@@ -175,16 +211,16 @@ def test_an_exchange_holds_one_whole_gradient_and_no_more(
     network = Network(nn.Sequential(nn.Linear(600, 700), nn.ReLU(), nn.Linear(700, 600)), caveat.Categorical())
     layers, count = sparse_layers(network), 21_000
     places = [torch.randperm(geometry.size)[:count].sort().values for geometry in layers.values()]
-    layout = Layout(layers, dict.fromkeys(layers, count), torch.cat(places).int())
+    layout = WeightLayout(layers, dict.fromkeys(layers, count), torch.cat(places).int())
     substitute = Substitute(network, layout, {})
     mean = (0.01 * torch.randn(2 * count)).requires_grad_()
-    replacement = Replacement(substitute, lambda: mean.detach().abs(), 3, 0.3, 1.0, 300, scope, batches)
-    whole = account(network, torch.zeros(2, 600), Scheme(interval=3), layout.counts).update_bytes
+    exchange = points_exchange(substitute, mean, Schedule(3, 0.3, 1.0, 300), scope, batches)
+    whole = network_account(network, torch.zeros(2, 600), Scheme(interval=3), layout.counts).update_bytes
     assert whole == 4 * 600 * 700
     given = torch.randn(700, 600)
     gradient = given.clone()
     for step in range(3):
-        replacement.begin(step)
+        exchange.begin(step, NO_BATCH)
         substitute.use(mean)
         F.cross_entropy(substitute.network.training_pass(torch.randn(8, 600)), torch.randint(600, (8,))).backward()
         collect = substitute.layers["0"].collect
@@ -194,9 +230,9 @@ def test_an_exchange_holds_one_whole_gradient_and_no_more(
                 collect(gradient)
             assert watched.most == whole * (1 if batches == 1 else 2)
             assert torch.equal(gradient, given), "a layer may take its own from it afterwards"
-        replacement.finish(mean, {}, {}, lambda tensor: [])
-    assert replacement.updates == 1
-    assert not replacement.sums
+        exchange.finish(lambda tensor: [])
+    assert exchange.updates == 1
+    assert not exchange.sums
 
 
 @pytest.mark.parametrize(("batches", "averaged"), [(4, 4), (5, 5), (6, 5)])
@@ -205,13 +241,13 @@ def test_no_batch_before_the_last_exchange_is_averaged(batches: int, averaged: i
     problem = Problem(interval=5, batches=batches)
     looked = []
     for step in range(15):
-        problem.replacement.begin(step)
+        problem.begin(step)
         looked += [step] if problem.substitute.layers["0"].collect is not None else []
         problem.look(*problem.batch(), problem.noise())
-        problem.update(step)
+        problem.update()
     assert looked == [step for step in range(15) if step % 5 >= 5 - averaged]
-    assert problem.replacement.updates == 3
-    assert problem.replacement.between_looks == 1
+    assert problem.exchange.updates == 3
+    assert problem.exchange.between_looks == 1
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -224,9 +260,9 @@ def test_the_largest_of_a_gradient_in_pieces_are_those_of_the_whole(
         monkeypatch.setattr("caveat.engine.variational.weight_exchange.PIECE", piece)
         problem = Problem(scope, batches=batches)
         for step in range(10 - batches, 10):
-            problem.replacement.begin(step)
+            problem.begin(step)
             problem.look(*problem.batch(), problem.noise())
-        problem.update(9)
+        problem.update()
         found.append(problem.places())
     assert all(places == found[0] for places in found[1:])
 
@@ -238,9 +274,9 @@ def test_a_gradient_with_channels_last_is_read_by_its_places(piece: int, monkeyp
     found = []
     for own in (gradient, gradient.to(memory_format=torch.channels_last)):
         problem = Problem()
-        problem.replacement.begin(9)
+        problem.begin(9)
         problem.substitute.layers["0"].collect(own)  # type: ignore[misc]
-        found.append(problem.replacement._found["0"][1].tolist())
+        found.append(problem.exchange._candidates["0"][1].tolist())
     assert found[0] == found[1]
     assert len(found[0]) > 5
 
@@ -261,10 +297,10 @@ def test_absolute_gradients_of_batches_are_averaged() -> None:
             rate = replacement_rate(0.1, 0.5, 0.75)
             expected = problem.expected(total, rate)
             other = problem.expected({n: t.abs() for n, t in signed.items()}, rate)
-        problem.replacement.begin(step)
+        problem.begin(step)
         looked += [step] if problem.substitute.layers["0"].collect is not None else []
         problem.look(x, y, noise)
-        if problem.update(step):
+        if problem.update():
             break
     assert step == 9
     assert looked == [7, 8, 9]
@@ -275,10 +311,11 @@ def test_absolute_gradients_of_batches_are_averaged() -> None:
 @pytest.mark.parametrize("fill", ["number", "layer"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_weights_that_stay_keep_what_they_have_and_others_begin_anew(fill: str, scope: Scope) -> None:
-    problem = Problem(scope)
+    problem = Problem(scope, new_std=math.exp(-7.0) if fill == "number" else None)
     layout = problem.substitute.layout
+    layer_means = {n: float(part.detach().exp().mean().log()) for n, part in layout.split(problem.log_std)}
 
-    def by_place(flat: Tensor, layout: Layout) -> dict[tuple[str, int], float]:
+    def by_place(flat: Tensor, layout: WeightLayout) -> dict[tuple[str, int], float]:
         found = {}
         for name, part in layout.split(flat.detach()):
             own = layout.indices_of()[name]
@@ -289,58 +326,55 @@ def test_weights_that_stay_keep_what_they_have_and_others_begin_anew(fill: str, 
     tensors = [problem.mean, problem.log_std, *problem.moments(problem.mean), *problem.moments(problem.log_std)]
     before = [by_place(t, layout) for t in tensors]
     lowest = problem.scores.argsort()
-    problem.replacement.begin(9)
-    removed = problem.replacement._removed
+    problem.begin(9)
+    removed = problem.exchange._removed
     assert removed is not None
     gone = {key for key, r in by_place(removed.double(), layout).items() if r}
     assert gone, lowest
     problem.look(*problem.batch(), problem.noise())
-    fills: Any = -7.0 if fill == "number" else torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
-    assert problem.replacement.finish(problem.mean, {"log_std": fills}, {"log_std": problem.log_std}, problem.moments)
+    assert problem.update()
     after = [by_place(t, problem.substitute.layout) for t in tensors]
     stayed = before[0].keys() - gone
     assert stayed <= after[0].keys()
     new = after[0].keys() - stayed
     assert len(new) == len(gone)
-    layer_fill = {"0": -1.0, "3": -2.0, "5": -3.0}
     for tensor, (old, now) in enumerate(zip(before, after, strict=True)):
         assert all(now[key] == old[key] for key in stayed)
         for key in new:
-            expected = (-7.0 if fill == "number" else layer_fill[key[0]]) if tensor == 1 else 0.0
-            assert now[key] == expected
+            expected = (-7.0 if fill == "number" else layer_means[key[0]]) if tensor == 1 else 0.0
+            assert now[key] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_schedule() -> None:
     problem = Problem(steps=40, interval=5)
-    due = [step for step in range(40) if problem.replacement.due(step)]
+    due = [step for step in range(40) if problem.exchange.schedule.due(step)]
     assert due == [4, 9, 14, 19, 24], "every five steps, before three quarters of forty"
     counts = []
     for step in range(40):
-        problem.replacement.begin(step)
+        problem.begin(step)
         looking = any(layer.collect is not None for layer in problem.substitute.layers.values())
         assert looking == (step in due)
-        assert problem.replacement.chosen == (step in due)
+        assert (problem.exchange._removed is not None) == (step in due)
         problem.look(*problem.batch(), problem.noise())
-        before = problem.replacement.replaced
-        assert problem.update(step) == (step in due)
+        before = problem.exchange.replaced
+        assert problem.update() == (step in due)
         if step in due:
-            counts.append(problem.replacement.replaced - before)
+            counts.append(problem.exchange.replaced - before)
     rates = [0.25 * (1 + math.cos(math.pi * (step + 1) / 30)) for step in due]
     assert counts == [math.floor(20 * rate) + math.floor(40 * rate) for rate in rates]
-    assert problem.replacement.updates == 5
-    assert not any(Problem(interval=200).replacement.due(step) for step in range(100))
+    assert problem.exchange.updates == 5
+    assert not any(Problem(interval=200).exchange.schedule.due(step) for step in range(100))
 
 
 def test_at_the_highest_rate_every_layer_keeps_its_best_weight() -> None:
     for scope in ("layer", "global"):
-        problem = Problem(scope)  # type: ignore[arg-type]
-        problem.replacement.initial = 0.999999
+        problem = Problem(scope, initial=0.999999)  # type: ignore[arg-type]
         scores = dict(problem.substitute.layout.split(problem.scores))
         problem.scores[:20] -= 10  # globally, all of the first layer's are the lowest
         best = {n: int(problem.substitute.layout.indices_of()[n][scores[n].argmax()]) for n in ("0", "3")}  # type: ignore[index]
-        problem.replacement.begin(9)
+        problem.begin(9)
         problem.look(*problem.batch(), problem.noise())
-        problem.update(9)
+        problem.update()
         assert all(best[name] in places for name, places in problem.places().items())
 
 
@@ -365,9 +399,9 @@ def searched(scope: Scope, batches: int, passes: int) -> tuple[Substitute, Calla
     counts = {"a": 8, "unused": 8, "twice": 12, "out": 6}
     layers = sparse_layers(network)
     places = [torch.randperm(layers[n].size)[:c].sort().values for n, c in counts.items()]
-    substitute = Substitute(network, Layout(layers, counts, torch.cat(places).int()), {})
+    substitute = Substitute(network, WeightLayout(layers, counts, torch.cat(places).int()), {})
     mean = torch.randn(34, dtype=torch.float64).requires_grad_()
-    replacement = Replacement(substitute, lambda: mean.detach().abs(), passes, 0.6, 1.0, 100, scope, batches)
+    exchange = points_exchange(substitute, mean, Schedule(passes, 0.6, 1.0, 100), scope, batches)
     sums: dict[str, Tensor] = {}
     whole = substitute.layout.whole(mean.detach())
     for step in range(passes):
@@ -378,11 +412,11 @@ def searched(scope: Scope, batches: int, passes: int) -> tuple[Substitute, Calla
         for name, gradient in zip(weights, found, strict=True):
             if gradient is not None:
                 sums[name] = sums.get(name, torch.zeros_like(gradient)) + gradient.abs()
-        replacement.begin(step)
+        exchange.begin(step, NO_BATCH)
         substitute.use(mean)
         F.cross_entropy(substitute.network.training_pass(x), y).backward()
-    kept = {n: own.tolist() for n, own in replacement._kept().items()}
-    replacement.finish(mean, {}, {}, lambda tensor: [])
+    kept = {n: own.tolist() for n, own in exchange._remaining.items()}
+    exchange.finish(lambda tensor: [])
 
     def largest() -> dict[str, Tensor]:
         found = {}

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Network
-from caveat.engine.sparse.kernels import Geometry, Pattern
-from caveat.engine.sparse.sparse_layers import (
+from caveat.engine.sparse.kernels import LayerGeometry, Pattern
+from caveat.engine.sparse.substitute import (
     _TINY,
-    Layout,
     SparseLayer,
     Substitute,
+    WeightLayout,
     _Draw,
     dense_pair,
     left_out,
@@ -40,7 +40,7 @@ def network(module: nn.Module, **kwargs: object) -> Network:
 
 def prepared(layer: nn.Module, share: float, dtype: torch.dtype) -> tuple[SparseLayer, Tensor, Tensor]:
     """A layer with a share of its weights, and whole weights of its means and variances."""
-    geometry = Geometry.of(layer)
+    geometry = LayerGeometry.of(layer)
     assert geometry is not None
     rng = torch.Generator().manual_seed(1)
     mean = torch.randn(geometry.shape, generator=rng, dtype=dtype)
@@ -220,7 +220,7 @@ def test_no_layer_at_all_is_an_error(module: nn.Module) -> None:
 def test_a_module_that_is_itself_a_layer() -> None:
     whole = network(nn.Linear(3, 2))
     geometries = sparse_layers(whole)
-    layout = Layout(geometries, {"": 2}, torch.tensor([1, 5], dtype=torch.int32))
+    layout = WeightLayout(geometries, {"": 2}, torch.tensor([1, 5], dtype=torch.int32))
     substitute = Substitute(whole, layout, {})
     substitute.use(torch.tensor([2.0, 3.0]))
     x = torch.randn(4, 3)
@@ -235,7 +235,7 @@ def test_a_layout_gathers_splits_and_makes_whole() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(2, 2, 3), nn.Linear(2, 2))
     whole = network(module)
     indices = torch.tensor([0, 7, 11, 3, 20], dtype=torch.int32)
-    layout = Layout(sparse_layers(whole), {"0": 3, "1": 2, "2": 4}, indices)
+    layout = WeightLayout(sparse_layers(whole), {"0": 3, "1": 2, "2": 4}, indices)
     assert layout.size == 9
     assert [layout.is_dense(name) for name in layout.counts] == [False, False, True]
     weights = {str(i): module[i].weight.detach() for i in range(3)}
@@ -259,7 +259,7 @@ def test_a_substitute_computes_what_the_network_with_those_weights_does() -> Non
     before = copy.deepcopy(whole.module.state_dict())
     geometries = sparse_layers(whole)
     indices = torch.cat([torch.randperm(36)[:9].sort().values, torch.randperm(108)[:20].sort().values]).int()
-    layout = Layout(geometries, {"0": 9, "4": 20}, indices)
+    layout = WeightLayout(geometries, {"0": 9, "4": 20}, indices)
     rest = {"1.weight": torch.rand(4), "1.running_mean": torch.randn(4), "4.bias": torch.randn(3)}
     substitute = Substitute(whole, layout, rest | {"0.weight": torch.ones(4, 1, 3, 3)})
     values = torch.randn(29)
@@ -318,14 +318,14 @@ def test_narrow_convolutions_are_taken_together(kind: str, monkeypatch: pytest.M
     torch.manual_seed(0)
     make, shape = LAYERS[kind]
     plain = make().double()
-    geometry = Geometry.of(plain)
+    geometry = LayerGeometry.of(plain)
     assert geometry is not None
     mean, variance = torch.randn(geometry.shape).double(), torch.rand(geometry.shape).double()
     bias = None if plain.bias is None else torch.randn(geometry.shape[0]).double()
     x = torch.randn(3, *shape).double()
     given = [t.requires_grad_() for t in (x, mean, variance, bias) if t is not None]
-    calls, dense = [], Geometry.dense
-    monkeypatch.setattr(Geometry, "dense", lambda *a: (calls.append(1), dense(*a))[1])
+    calls, dense = [], LayerGeometry.dense
+    monkeypatch.setattr(LayerGeometry, "dense", lambda *a: (calls.append(1), dense(*a))[1])
     found = []
     for narrow in (0, 4):
         pair = dense_pair(geometry, x, mean, variance, bias, narrow)

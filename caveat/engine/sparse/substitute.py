@@ -9,17 +9,27 @@ weights there are see one tensor each. Biases and every other parameter stay as 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from caveat.engine.sparse.kernels import Collector, Geometry, Pattern, apply, apply_pair
+from caveat.engine.sparse.kernels import Collector, LayerGeometry, Pattern, apply, apply_pair
 from caveat.network import Network, Params
 
-__all__ = ["Layers", "Layout", "SparseLayer", "Substitute", "candidates", "column_indices", "left_out",
-           "sparse_layers", "weight_name"]  # fmt: skip
+__all__ = [
+    "LayerGeometries",
+    "SparseLayer",
+    "Substitute",
+    "WeightLayout",
+    "column_indices",
+    "left_out",
+    "plain_layers",
+    "sparse_layers",
+    "weight_name",
+]  # fmt: skip
 
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -44,38 +54,39 @@ class _Draw(torch.autograd.Function):
 
 
 class SparseLayer(nn.Module):
-    """In the place of a linear or convolutional layer: what weights it has it is told before a pass."""
+    """Takes the place of a linear or convolutional layer; it is told its weights before every pass."""
 
     bias: nn.Parameter | None
-    values: Tensor  # [K], or the whole shape without a pattern
-    variance: Tensor | None  # alike; None for point weights
-    indices: Tensor  # once settled
+    values: Tensor  # [K] with a pattern; the whole shape without one, or where whole weights are given
+    variance: Tensor | None  # shaped as the values; None for point weights
+    indices: Tensor  # a buffer, once the layer has settled
 
-    def __init__(self, layer: Any, geometry: Geometry) -> None:
+    def __init__(self, layer: Any, geometry: LayerGeometry) -> None:
         super().__init__()
         self.geometry = geometry
         self.register_parameter("bias", layer.bias)
         for name in _SHAPE + _GEOMETRY:  # a module may ask its layer for them
             if hasattr(layer, name):
                 setattr(self, name, getattr(layer, name))
-        # Of no numbers: says the device and type of a network that has no other parameter left.
+        # An empty parameter: it tells the device and type of a network that has no other parameter left.
         self.place = nn.Parameter(layer.weight.detach().new_empty(0), requires_grad=False)
         self.pattern: Pattern | None = None
         self.collect: Collector | None = None
-        self.calls = 0  # since it was told where to give gradients
-        self.noise: Callable[[Tensor], Tensor] | None = None  # as randn_like, where something else is to draw
+        self.calls = 0  # since a collector was set
+        self.noise: Callable[[Tensor], Tensor] | None = None  # draws noise as randn_like does; None for torch's own
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs; with variances, a draw of them."""
+        """Outputs [B, ...]; with variances, a draw of them."""
         self.calls += self.collect is not None
+        pattern = self.pattern if self.values.ndim == 1 else None
         if self.variance is None:
-            if self.pattern is None:
+            if pattern is None:
                 return self.geometry.dense(x, self.values, self.bias)
-            return apply(x, self.values, self.pattern, self.bias, self.collect)
-        if self.pattern is None:
+            return apply(x, self.values, pattern, self.bias, self.collect)
+        if pattern is None:
             mean, variance = dense_pair(self.geometry, x, self.values, self.variance, self.bias)
         else:
-            mean, variance = apply_pair(x, self.values, self.variance, self.pattern, self.collect)
+            mean, variance = apply_pair(x, self.values, self.variance, pattern, self.collect)
             if self.bias is not None:
                 mean = mean + self.bias.view(-1, *[1] * (len(self.geometry.shape) - 2))
         noise = torch.randn_like(mean) if self.noise is None else self.noise(mean)
@@ -85,41 +96,43 @@ class SparseLayer(nn.Module):
         return torch.addcmul(mean, (variance + _TINY).sqrt(), noise)
 
     def settle(self) -> None:
-        """Keep the present weights and their places as buffers, which move and are saved with a module."""
+        """Keep the present weights and their places as buffers, which move and are saved with the module."""
         assert self.pattern is not None
         values, indices = self.values.detach().clone(), self.pattern.indices.clone()
         del self.values
         self.register_buffer("values", values)
         self.register_buffer("indices", indices)
-        self._follow()
+        self._update_pattern()
 
-    def _follow(self) -> None:
+    def _update_pattern(self) -> None:
+        """Make the pattern anew where its indices were moved or loaded."""
         if "indices" in self._buffers:
             self.pattern = Pattern(self.geometry, self.indices)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "SparseLayer":
         super()._apply(fn, recurse)
-        self._follow()
+        self._update_pattern()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._follow()
+        self._update_pattern()
 
     @property
     def weight(self) -> Tensor:
-        """The whole weight, for a module that takes it instead of calling the layer, as torch's Transformer may."""
+        """The whole weight, for a module that reads it instead of calling the layer, as torch's Transformer may."""
         if self.variance is not None:
             raise ValueError(
                 "a module takes the weight of a layer instead of calling the layer, so that its outputs cannot be "
                 "drawn: leave that layer out with parameters=, or, where this came from a prediction, use "
                 "prediction='draws'"
             )
-        return self.values if self.pattern is None else self.pattern.whole(self.values)
+        whole = self.pattern is None or self.values.ndim > 1
+        return self.values if whole else self.pattern.whole(self.values)  # type: ignore[union-attr]
 
 
 def dense_pair(
-    geometry: Geometry, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None, narrow: int | None = None
+    geometry: LayerGeometry, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None, narrow: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Outputs with whole weights `mean` and the bias, and outputs of the squared inputs with weights `variance`.
 
@@ -138,69 +151,71 @@ def dense_pair(
 
 
 def weight_name(layer: str) -> str:
-    """What a layer's weight is called among a module's parameters; the module itself may be the layer, called ""."""
+    """The name of a layer's weight among the module's parameters; a layer that is the module itself is called ""."""
     return f"{layer}.weight".removeprefix(".")
 
 
-def candidates(network: Network) -> dict[str, Geometry]:
+def plain_layers(network: Network) -> dict[str, LayerGeometry]:
     """Every plain linear and convolutional layer of a network, in the module's order."""
-    found = {name: Geometry.of(module) for name, module in network.module.named_modules()}
-    return {name: geometry for name, geometry in found.items() if geometry is not None}
+    geometries = {name: LayerGeometry.of(module) for name, module in network.module.named_modules()}
+    return {name: geometry for name, geometry in geometries.items() if geometry is not None}
 
 
-class Layers(dict[str, Geometry]):
-    """Layers by name; `first` is the network's first linear or convolutional one, whether or not it is among them."""
+class LayerGeometries(dict[str, LayerGeometry]):
+    """Geometries by layer; `first` names the network's first linear or convolutional layer, in the dict or not."""
 
-    def __init__(self, layers: Mapping[str, Geometry], first: str) -> None:
+    def __init__(self, layers: Mapping[str, LayerGeometry], first: str) -> None:
         super().__init__(layers)
         self.first = first
 
 
-def sparse_layers(network: Network) -> Layers:
-    """The layers that can be given by few weights: those with a selected weight of their own, and without hooks."""
+def sparse_layers(network: Network) -> LayerGeometries:
+    """The layers that can hold few weights: those with a selected weight that no other layer shares, without hooks."""
     modules = [module for _, module in network.module.named_modules(remove_duplicate=False)]
     owners = [id(p) for module in network.module.modules() for p in module.parameters(recurse=False)]
-    found = {}
-    for name, geometry in candidates(network).items():
+    layers = {}
+    for name, geometry in plain_layers(network).items():
         module: Any = network.module.get_submodule(name)
         alone = sum(other is module for other in modules) == 1 and owners.count(id(module.weight)) == 1
         hooked = module._forward_hooks or module._forward_pre_hooks
         if weight_name(name) in network.names and alone and not hooked:
-            found[name] = geometry
-    if not found:
+            layers[name] = geometry
+    if not layers:
         raise ValueError(
             "the network has no linear or convolutional layer (nn.Linear, nn.Conv1d, nn.Conv2d, not subclasses; padded "
             "alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) that could be "
             "made sparse or Bayesian"
         )
     kinds = (nn.Linear, nn.modules.conv._ConvNd)  # of any padding, transposed ones and subclasses too
-    return Layers(found, next(name for name, module in network.module.named_modules() if isinstance(module, kinds)))
+    return LayerGeometries(
+        layers, next(name for name, module in network.module.named_modules() if isinstance(module, kinds))
+    )
 
 
-def left_out(network: Network, layers: dict[str, Geometry]) -> list[str]:
-    """Selected weights of two axes or more that stay deterministic."""
-    own = dict(network.module.named_parameters())
+def left_out(network: Network, layers: dict[str, LayerGeometry]) -> list[str]:
+    """Names of the selected weights of two axes or more that stay deterministic."""
+    parameters = dict(network.module.named_parameters())
     inside = {weight_name(name) for name in layers}
-    return [name for name in network.names if own[name].ndim > 1 and name not in inside]
+    return [name for name in network.names if parameters[name].ndim > 1 and name not in inside]
 
 
-def column_indices(geometry: Geometry, columns: Tensor) -> Tensor:
-    """Flat indices of the weights of a linear layer that reads these of its inputs alone."""
+def column_indices(geometry: LayerGeometry, columns: Tensor) -> Tensor:
+    """Flat indices, int32 [outputs * columns], of the weights of a linear layer that reads these inputs alone."""
     rows = torch.arange(geometry.shape[0], dtype=torch.int32, device=columns.device)
     return (rows[:, None] * geometry.shape[1] + columns.int()).flatten()
 
 
 @dataclass
-class Layout:
-    """Which weights of which layers lie where in the flat tensors."""
+class WeightLayout:
+    """Where each layer's weights lie in the flat tensors, and which of the whole weight's entries they are."""
 
-    geometries: dict[str, Geometry]
-    counts: dict[str, int]  # of each layer's weights; all of them where it is dense
-    indices: Tensor  # int32: for the layers that are not dense, one after the other, sorted flat indices of the weights
+    geometries: dict[str, LayerGeometry]
+    counts: dict[str, int]  # how many weights each layer has; all of them where it is dense
+    indices: Tensor  # int32: sorted flat indices of each layer that is not dense, one layer after the other
 
     @property
     def size(self) -> int:
-        """How many weights there are."""
+        """How many weights all layers have together."""
         return sum(self.counts.values())
 
     def is_dense(self, name: str) -> bool:
@@ -208,16 +223,16 @@ class Layout:
         return self.counts[name] == self.geometries[name].size
 
     def indices_of(self) -> dict[str, Tensor | None]:
-        """The flat indices of each layer's weights; None for all."""
+        """The flat indices of each layer's weights; None for a dense layer."""
         sparse = [name for name in self.counts if not self.is_dense(name)]
         parts = dict(zip(sparse, self.indices.split([self.counts[name] for name in sparse]), strict=True))
         return {name: parts.get(name) for name in self.counts}
 
     def patterns(self) -> dict[str, Pattern | None]:
-        """The same, as layers take them."""
+        """The flat indices as patterns, which sparse layers take; None for a dense layer."""
         return {
-            name: None if own is None else Pattern(self.geometries[name], own)
-            for name, own in self.indices_of().items()
+            name: None if places is None else Pattern(self.geometries[name], places)
+            for name, places in self.indices_of().items()
         }
 
     def split(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -225,15 +240,15 @@ class Layout:
         return zip(self.counts, flat.split([*self.counts.values()], dim=-1), strict=True)
 
     def gathered(self, weights: Params) -> Tensor:
-        """The flat tensor of whole weights, by layer name."""
+        """The flat tensor [size] that whole weights, by layer name, have at these places."""
         parts = []
-        for name, own in self.indices_of().items():
+        for name, places in self.indices_of().items():
             flat = weights[name].flatten()
-            parts.append(flat if own is None else flat[own.long()])
+            parts.append(flat if places is None else flat[places.long()])
         return torch.cat(parts)
 
     def whole(self, flat: Tensor) -> Params:
-        """Whole weights, zero where there are none, by parameter name."""
+        """Whole weights by parameter name, zero where a flat tensor [size] has none."""
         patterns = self.patterns()
         weights = {}
         for name, part in self.split(flat):
@@ -243,12 +258,39 @@ class Layout:
             )
         return weights
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """The position of each weight among all entries of all whole weights, one layer after the other, [size]."""
+        parts, before = [], 0
+        for name, places in self.indices_of().items():
+            size = self.geometries[name].size
+            parts.append(torch.arange(size, device=self.indices.device) if places is None else places.long())
+            parts[-1] += before
+            before += size
+        return torch.cat(parts)
+
+    def joined(self, flat: Tensor) -> Tensor:
+        """All whole weights, flat, one layer after the other, with zeros elsewhere; `flat` itself if it has all."""
+        total = sum(geometry.size for geometry in self.geometries.values())
+        return flat if total == self.size else flat.new_zeros(total).scatter_(0, self.positions, flat)
+
+    def split_joined(self, joined: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each layer's whole weight, from a tensor that `joined` made."""
+        parts = joined.split([self.geometries[name].size for name in self.counts])
+        for name, part in zip(self.counts, parts, strict=True):
+            yield name, part.view(self.geometries[name].shape)
+
 
 class Substitute:
-    """A network's private copy with sparse layers in it."""
+    """A network's private copy with sparse layers in it.
 
-    def __init__(self, network: Network, layout: Layout, rest: Params) -> None:
-        """`rest` has values of other parameters and of buffers, by name."""
+    Args:
+        network: the one to copy.
+        layout: which layers become sparse, and where their weights are.
+        rest: values of other parameters and of buffers, by name.
+    """
+
+    def __init__(self, network: Network, layout: WeightLayout, rest: Params) -> None:
         self.network = network.with_fixed({})
         self.layers: dict[str, SparseLayer] = {}
         module = self.network.module
@@ -269,14 +311,14 @@ class Substitute:
                     targets[name].copy_(value)
         self.arrange(layout)
 
-    def arrange(self, layout: Layout) -> None:
-        """Have the weights where a layout says."""
+    def arrange(self, layout: WeightLayout) -> None:
+        """Move the layers' weights to the places of a new layout; `use` then gives their values."""
         self.layout = layout
         for name, pattern in layout.patterns().items():
             self.layers[name].pattern = pattern
 
     def use(self, values: Tensor, variance: Tensor | None = None) -> None:
-        """Have these weights, and variances of them, in the passes that follow."""
+        """Set the flat weights [size], and their variances [size], that the next passes compute with."""
         spread = None if variance is None else dict(self.layout.split(variance))
         for name, part in self.layout.split(values):
             layer = self.layers[name]
@@ -284,21 +326,27 @@ class Substitute:
             layer.values = part.view(shape)
             layer.variance = None if spread is None else spread[name].view(shape)
 
+    def use_joined(self, values: Tensor, variance: Tensor | None = None) -> None:
+        """Set whole weights of all layers, as `WeightLayout.joined` makes them, wherever the layout has weights."""
+        spread = None if variance is None else dict(self.layout.split_joined(variance))
+        for name, part in self.layout.split_joined(values):
+            self.layers[name].values, self.layers[name].variance = part, None if spread is None else spread[name]
+
     def collect(self, collectors: dict[str, Collector]) -> None:
-        """Have the gradients of these layers' whole weights given to functions, or none."""
+        """Set the functions that get the gradients of whole weights, by layer; layers without one give none."""
         for name, layer in self.layers.items():
             layer.collect, layer.calls = collectors.get(name), 0
 
     def draw_noise(self, noise: Callable[[Tensor], Tensor] | None) -> None:
-        """Have a function draw the layers' noise, or torch's global generator."""
+        """Set the function that draws the layers' noise; None for torch's global generator."""
         for layer in self.layers.values():
             layer.noise = noise
 
     def rest(self) -> Params:
-        """Parameters and buffers beside the layers' weights, as they are now, where they can have changed."""
-        own = dict(self.network.module.named_parameters())
-        kept = {name: own[name].detach().clone() for name in self.network.names}
-        return kept | {name: b.detach().clone() for name, b in self.network.module.named_buffers()}
+        """Copies of the selected parameters beside the layers' weights, and of all buffers."""
+        parameters = dict(self.network.module.named_parameters())
+        selected = {name: parameters[name].detach().clone() for name in self.network.names}
+        return selected | {name: b.detach().clone() for name, b in self.network.module.named_buffers()}
 
     def ran_sparse(self) -> float:
         """The share of the sparse layers' weights whose last pass took a sparse kernel."""

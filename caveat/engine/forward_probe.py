@@ -1,0 +1,105 @@
+"""A probe of what a network computes: its outputs at made-up weights for made-up inputs.
+
+Names and shapes of parameters do not say what is done with them: a tanh in the place of a ReLU goes unnoticed, and a
+posterior of the one is none of the other. A few outputs tell them apart. Weights and inputs are drawn from fixed
+seeds, so that nothing of the data is kept.
+"""
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caveat.batches import Inputs
+from caveat.engine.torch_settings import full_precision
+from caveat.network import Network, Params, without_autocast
+from caveat.randomness import seeded
+
+__all__ = ["differs_from", "forward_probe"]
+
+ROWS, NUMBERS = 3, 32  # of the inputs, and kept of the outputs
+TOLERANCE = 0.05  # of the largest output: what devices round differently is far less, another activation far more
+
+
+def forward_probe(network: Network, x: Inputs) -> dict[str, Any]:
+    """Made-up inputs in the likeness of x, as json, and the network's outputs for them; {} where there are none.
+
+    There are none where the network draws random numbers, or cannot take such inputs.
+    """
+    likeness = _likeness(x)
+    if likeness is None:
+        return {}
+    outputs, again = (_outputs(network, likeness, seed) for seed in range(2))
+    if outputs is None or again is None or not torch.equal(outputs, again):
+        return {}
+    return {"inputs": likeness, "outputs": outputs.tolist()}
+
+
+def differs_from(probe: dict[str, Any], network: Network) -> bool:
+    """Whether a network computes something else than the one that the probe was taken of."""
+    if not probe:
+        return False
+    outputs, known = _outputs(network, probe["inputs"]), torch.tensor(probe["outputs"], dtype=torch.float64)
+    if outputs is None or outputs.shape != known.shape:
+        return True
+    return bool(((outputs - known).abs() > TOLERANCE * known.abs().max().clamp_min(1e-6)).any())
+
+
+def _likeness(x: Inputs) -> Any:
+    """The structure of inputs as json: shapes, types and the largest whole number; None where it cannot be said."""
+    if isinstance(x, Tensor):
+        whole = not x.is_floating_point() and not x.is_complex()
+        high = int(x.max()) if whole and x.dtype != torch.bool and x.numel() else 1
+        shape = list(x.shape[1:]) if x.ndim else None
+        return {"shape": shape, "type": str(x.dtype).removeprefix("torch."), "high": high}
+    if isinstance(x, dict):
+        entries = {str(key): _likeness(value) for key, value in x.items()}
+        return None if None in entries.values() else {"entries": entries}
+    if isinstance(x, list | tuple):
+        items = [_likeness(value) for value in x]
+        return None if None in items else {"items": items}
+    return {"value": x} if isinstance(x, str | bool | int | float) else None
+
+
+def _made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Inputs:
+    """Inputs of that structure, [ROWS, ...]."""
+    if "entries" in likeness:
+        return {key: _made_up(value, rng, device) for key, value in likeness["entries"].items()}
+    if "items" in likeness:
+        return tuple(_made_up(value, rng, device) for value in likeness["items"])
+    if "value" in likeness:
+        return likeness["value"]
+    dtype, shape = getattr(torch, likeness["type"]), likeness["shape"]
+    size = () if shape is None else (ROWS, *shape)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(size, generator=rng, dtype=torch.float64).to(device, dtype)
+    return torch.randint(max(likeness["high"], 0) + 1, size, generator=rng).to(device, dtype)
+
+
+def _outputs(network: Network, likeness: Any, seed: int = 0) -> Tensor | None:
+    """The first outputs, float64, at weights that depend on names and shapes alone; None where there are none.
+
+    The seed is that of what the module itself may draw.
+    """
+    x, device = _made_up(likeness, torch.Generator().manual_seed(0), network.device), network.device
+    try:
+        with torch.no_grad(), seeded(seed, device), without_autocast(device), full_precision(device):
+            outputs = network.replica()(_weights(network), x)
+    except Exception:  # whatever a module says about inputs that nobody gave it
+        return None
+    flat = outputs.detach().double().cpu().flatten()[:NUMBERS]
+    return flat if bool(flat.isfinite().all()) else None
+
+
+def _weights(network: Network) -> Params:
+    """Normal numbers for every selected parameter, as large as an initialisation would make them."""
+    weights = {}
+    for name, parameter in network.params().items():
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+        rng = torch.Generator().manual_seed(seed)
+        fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
+        drawn = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) / math.sqrt(max(fan_in, 1))
+        weights[name] = drawn.to(parameter)
+    return weights

@@ -1,0 +1,81 @@
+"""What there is to say of a fit over active weights: its coverage, costs, diagnostics and warnings."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from caveat.engine.run import Info, Run
+from caveat.engine.sparse import (
+    Account,
+    Cost,
+    LayerCost,
+    Scheme,
+    WeightLayout,
+    left_out,
+    network_account,
+    plain_layers,
+)
+from caveat.engine.variational.layer_training import Trained
+from caveat.network import Layer, Network
+from caveat.task import Task
+
+__all__ = ["channel_account", "layer_info", "training_account", "warn_if_frozen"]
+
+
+def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: str, more: dict[str, Any]) -> Info:
+    """The info of a fit: layers are of this `kind` (Gaussian, point); `more` is added to the diagnostics."""
+    network, layout = task.network.to(run.device), trained.layout
+    wide = plain_layers(network)
+
+    def treatment(layer: Layer) -> str:
+        if layer.name not in layout.counts:
+            return "point"
+        count, size = layout.counts[layer.name], wide[layer.name].size
+        share = "all weights" if count == size else f"{count:,} of {size:,} weights"
+        bias = f"{layer.name}.bias".removeprefix(".")
+        return f"{kind}, {share}; bias a point" if bias in network.names else f"{kind}, {share}"
+
+    exchanged = more.get("exchanged", more.get("exchanged_channels"))
+    if exchanged == 0 and more["exchanging"] and account.density < 1 and run.gradient_evaluations:
+        run.warnings.append(
+            "nothing was exchanged, so the places are those drawn at random at the start: lower interval (steps), "
+            "raise replacement, or train longer; replacement=0 says that this is wanted"
+        )
+    if outside := left_out(network, layout.geometries):
+        run.warnings.append(
+            f"{', '.join(outside[:5])}{' and others' if len(outside) > 5 else ''} stay without a posterior: only "
+            "nn.Linear, nn.Conv1d and nn.Conv2d are given one (not subclasses; padded alike on both sides with zeros; "
+            "no hooks; weights of their own)"
+        )
+    diagnostics = {"history": trained.history, "density": account.density, "account": account.as_json()} | more
+    return run.info(network, treatment, diagnostics)
+
+
+def warn_if_frozen(log_std: Tensor, initial_std: float, rate: float, run: Run) -> dict[str, Any]:
+    """Diagnostics of standard deviations: how far their logarithms moved; warns where that is nowhere."""
+    moved = float((log_std.detach() - math.log(initial_std)).abs().median())
+    if moved < 0.1 and run.gradient_evaluations:
+        run.warnings.append(
+            f"the standard deviations hardly moved (median change of their logarithm {moved:.3f}): raise "
+            f"std_learning_rate (now {rate:g}) or train longer"
+        )
+    return {"median_std_change": moved, "median_std": float(log_std.detach().median().exp())}
+
+
+def training_account(task: Task, layout: WeightLayout, run: Run, scheme: Scheme) -> Account:
+    """What it costs to train and to use the network with the weights of a layout."""
+    return network_account(task.network.to(run.device), task.example(run.device), scheme, layout.counts)
+
+
+def channel_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interval: int) -> Account:
+    """What it costs to train and to use a narrow network, with a pass of the wide one every `interval` steps."""
+    example, wide = task.example(run.device), task.network.to(run.device)
+    few, many = network_account(narrow, example, scheme), network_account(wide, example, scheme)
+    update = sum(row.cost.inference_flops for row in many.rows)
+    rows = [replace(row, cost=now.cost, active=now.weights) for row, now in zip(many.rows, few.rows, strict=True)]
+    rows.append(LayerCost("exchange of channels", 0, 0, Cost(training_flops=3 * update / interval), Cost()))
+    # An exchange has the wide weights and their gradients for a moment.
+    update_bytes = 2 * sum(row.weights for row in many.rows) * narrow.dtype.itemsize
+    return replace(few, rows=tuple(rows), update_bytes=update_bytes)
