@@ -4,6 +4,7 @@
 
     kernels             y = W x for W given by values and places, and the gradient at those places
     substitute          a network with such layers in place of its own
+    weight_layout       where their weights are, in flat tensors and in each whole weight
     densities           how many weights each layer has, and how many are exchanged as training goes on
     removal_criteria    which weights of a factorised Gaussian are worth keeping
     exchange            what an exchange of weights is, and when it happens
@@ -28,15 +29,8 @@ from caveat.engine.sparse.densities import Allocation, active_counts, dense_laye
 from caveat.engine.sparse.exchange import ActiveWeights, Exchange, NoExchange, Schedule, StepBatch
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import CRITERIA, Criterion, keep_scores
-from caveat.engine.sparse.substitute import (
-    Substitute,
-    WeightLayout,
-    column_indices,
-    left_out,
-    plain_layers,
-    sparse_layers,
-    weight_name,
-)
+from caveat.engine.sparse.substitute import Substitute, left_out, plain_layers, sparse_layers
+from caveat.engine.sparse.weight_layout import WeightLayout, column_indices, weight_name
 
 __all__ = [
     "CRITERIA",

@@ -20,7 +20,7 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.sparse.accounting import FlopsByCounts
 from caveat.engine.sparse.densities import replacement_rate
-from caveat.engine.sparse.substitute import WeightLayout
+from caveat.engine.sparse.weight_layout import WeightLayout
 from caveat.engine.training import Moments
 from caveat.network import Network, Params
 

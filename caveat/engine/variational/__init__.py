@@ -2,6 +2,7 @@
 
     minimise  beta / N sum_k KL(q_k || p_k) - 1/N E_q log p(D | theta)
 
+    bound                  the divergence, its warm-up, and the noise of a batch
     layer_start            where training begins: random places, the start's weights at them
     layer_training         training of sparse layers: means and deviations by the bound, or points alone
     weight_exchange        which weights there are, exchanged while they are trained
@@ -17,11 +18,12 @@
 Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by AEB, MaskedBNN and `deploy`.
 """
 
+from caveat.engine.variational.bound import gaussian_kl, warm_up
 from caveat.engine.variational.fit_report import channel_account, layer_info, training_account, warn_if_frozen
 from caveat.engine.variational.layer_predictor import LayerPrediction, LayerPredictor, module_at
 from caveat.engine.variational.layer_start import random_layout, substitute_and_means
 from caveat.engine.variational.layer_state import LayerState
-from caveat.engine.variational.layer_training import LayerTraining, Trained, gaussian_kl, warm_up
+from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
     LOW,

@@ -26,7 +26,6 @@ from caveat.engine.sparse import (
     Substitute,
     WeightLayout,
     plain_layers,
-    weight_name,
 )
 from caveat.engine.training import (
     BatchPart,
@@ -39,6 +38,7 @@ from caveat.engine.training import (
     warn_if_nothing_was_learned,
     weight_decay,
 )
+from caveat.engine.variational.bound import check_fine, gaussian_kl, noise_of_batch, precisions
 from caveat.engine.variational.layer_state import LayerState
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
@@ -46,7 +46,7 @@ from caveat.priors import gaussian_precisions
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["LayerTraining", "Trained", "check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
+__all__ = ["LayerTraining", "Trained"]
 
 
 @dataclass(frozen=True)
@@ -66,36 +66,6 @@ class Trained:
         return LayerState(
             self.mean, self.layout.indices, counts, self.rest, self.hyper, self.log_std, slices=slices or {}
         )
-
-
-def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tensor | None = None) -> Tensor:
-    """KL(N(mean, std^2) || N(0, 1/precision)) summed over all weights; `variance` is std^2 where it is known already.
-
-    It is summed term by term: with millions of weights, every pass over them counts.
-    """
-    variance = (2 * log_std).exp() if variance is None else variance
-    if precision.ndim:
-        squares, logs = (precision * (variance + mean.square())).sum(), precision.log().sum()
-    else:
-        squares, logs = precision * (variance.sum() + mean.square().sum()), mean.numel() * precision.log()
-    return 0.5 * (squares - logs - mean.numel()) - log_std.sum()
-
-
-def precisions(network: Network, layout: WeightLayout) -> Tensor:
-    """The prior precision of each weight of a layout, [size], or one number for all."""
-    parameters = dict(network.module.named_parameters())
-    layers = {weight_name(name): name for name in layout.counts}
-    by_weight = gaussian_precisions(network.prior, {weight: parameters[weight] for weight in layers})
-    if by_weight is None:
-        raise ValueError(
-            f"variational layers need a Gaussian prior, for its KL divergence in closed form, and this one is "
-            f"{type(network.prior).__name__}: use caveat.GaussianPrior(precision)"
-        )
-    values = [*by_weight.values()]
-    if all(value.ndim == 0 and value == values[0] for value in values):
-        return values[0]
-    by_layer = {name: by_weight[weight] for weight, name in layers.items()}
-    return layout.gathered({name: p.expand(layout.geometries[name].shape) for name, p in by_layer.items()})
 
 
 @dataclass
@@ -352,35 +322,3 @@ class LayerTraining:
         """The validation loss at the means."""
         self.substitute.use(self.mean.detach())
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
-
-
-def check_fine(log_std: Tensor) -> None:
-    """Refuse log standard deviations in half precision: a step of .01 at -5 rounds away, and sigma would never move."""
-    if torch.finfo(log_std.dtype).bits < 32:
-        raise ValueError(
-            f"steps of log sigma are lost in {str(log_std.dtype).removeprefix('torch.')}: give the module in float32, "
-            "and for speed Training(precision='bfloat16')"
-        )
-
-
-def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """A function that draws standard normals as one process would for the whole batch, for this rank's rows."""
-
-    def draw(like: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
-            raise ValueError(
-                "the network computes activations again in its backward pass (torch.utils.checkpoint), where the noise "
-                "would be another one: switch gradient checkpointing off in the module"
-            )
-        times, rest = divmod(len(like), rows)  # a module may have folded another axis into the rows
-        total, start = (len(like), 0) if rest else (times * part.batch_rows, times * part.start)
-        shape = (total, *like.shape[1:])
-        whole = torch.randn(shape, generator=rng, dtype=like.dtype, device=like.device)
-        return whole[start : start + len(like)]
-
-    return draw
-
-
-def warm_up(highest: float, share: float) -> Callable[[float], float]:
-    """The weight of a divergence by the share of training that is over: it rises from 0 to `highest` over `share`."""
-    return lambda progress: highest * (min(1.0, progress / share) if share else 1.0)

@@ -25,7 +25,7 @@ from caveat.engine.training import (
     warn_if_nothing_was_learned,
     weight_decay,
 )
-from caveat.engine.variational.layer_training import check_fine, noise_of_batch
+from caveat.engine.variational.bound import check_fine, noise_of_batch
 from caveat.engine.variational.unit_noise import factors_of
 from caveat.engine.variational.units import Units
 from caveat.likelihoods import Hyper, learned_noise

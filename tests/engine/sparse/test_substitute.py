@@ -14,12 +14,12 @@ from caveat.engine.sparse.substitute import (
     _TINY,
     SparseLayer,
     Substitute,
-    WeightLayout,
     _Draw,
     dense_pair,
     left_out,
     sparse_layers,
 )
+from caveat.engine.sparse.weight_layout import WeightLayout
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 5), (6,)),
