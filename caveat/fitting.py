@@ -20,7 +20,7 @@ from caveat.engine.run import Info, Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
-from caveat.storage import State, describe, digest_of, read_json, stored_bytes
+from caveat.storage import State, digest_of, read_json, settings_digest, stored_bytes
 from caveat.task import Task
 
 __all__ = ["fit"]
@@ -71,7 +71,7 @@ def fit(
         place = torch.device("cuda", torch.cuda.current_device())  # each rank's own, under torchrun
     partial, identity = None, {}
     if target is not None or ranks.size > 1:
-        identity = {"method": type(method).__name__, "knobs": describe(method), "seed": seed}
+        identity = {"method": type(method).__name__, "knobs": settings_digest(method), "seed": seed}
         identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
         _check_ranks(ranks, identity)
     if target is not None:
@@ -121,7 +121,7 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
 
 
 def _check_kinds(method: Any, start: Any) -> None:
-    """Classes and names in place of instances are the usual slip."""
+    """Raise a TypeError for a class or a name in the place of an instance, which is the usual slip."""
     for name, given in (("method", method), ("start", start)):
         if isinstance(given, type | str | Path):
             advice = "caveat.load(folder, model) for a folder, or an instance such as caveat.MAP()"
@@ -178,7 +178,7 @@ def _start_identity(task: Task, method: Method, start: Method | Posterior | None
         return digest_of({"fixed": task.network.fixed()})
     if start is None:
         return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
-    return digest_of(start.state) if isinstance(start, Posterior) else describe(start)
+    return digest_of(start.state) if isinstance(start, Posterior) else settings_digest(start)
 
 
 def _start(task: Task, method: Method, start: Method | Posterior | None, run: Run) -> tuple[Task, State]:
@@ -216,29 +216,29 @@ def _clearly_above(limit: float, task: Task, network: Network, params: Params, h
 def _fitted_start(task: Task, start: Method, run: Run) -> Posterior:
     """The method to start from, fitted; kept in the run's folder, whose identity includes it."""
     place = None if run.folder is None else run.folder / "start"
-    kept = place is not None and place.exists()
-    if place is not None and kept:
+    exists = place is not None and place.exists()
+    if place is not None and exists:
         posterior = load(place, task.network.module, device=run.device, classes=[type(start)])
     else:
         posterior = fit(task, start, seed=run.seed, device=run.device, folder=place, progress=run.progress)
-    run.absorb_start(posterior.info, earlier=kept)
+    run.absorb_start(posterior.info, earlier=exists)
     return posterior
 
 
 def _from_point(task: Task, start: Posterior) -> tuple[Task, State]:
     """A posterior's point; what the task does not infer (a frozen layer, another filter) is taken from it as well."""
     everything = start.network.fixed() | start.state.get("params", {})
-    own = task.network.params() | task.network.fixed()
-    if any(name not in everything or everything[name].shape != value.shape for name, value in own.items()):
+    wanted = task.network.params() | task.network.fixed()
+    if any(name not in everything or everything[name].shape != value.shape for name, value in wanted.items()):
         kind = type(start.method).__name__
         raise ValueError(f"a fit starts from one point of the same network, such as a MAP; this {kind} is not one")
     buffers = task.network.buffers()
     rest = {name: everything[name] for name in task.network.fixed()}
     moved = copy.copy(task)
     moved.network = task.network.with_fixed(rest)
-    kept = {n: v for n, v in start.state["params"].items() if n in task.network.names or n in buffers}
-    kept |= {name: everything[name] for name in task.network.names}
-    return moved, {"params": kept, "hyper": start.state["hyper"]}
+    point = {n: v for n, v in start.state["params"].items() if n in task.network.names or n in buffers}
+    point |= {name: everything[name] for name in task.network.names}
+    return moved, {"params": point, "hyper": start.state["hyper"]}
 
 
 def _versions() -> dict[str, str]:

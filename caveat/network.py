@@ -71,8 +71,8 @@ class Network:
 
     def params(self) -> Params:
         """The selected parameters at the module's own values."""
-        own = dict(self.module.named_parameters())
-        return {name: own[name].detach().clone() for name in self.names}
+        parameters = dict(self.module.named_parameters())
+        return {name: parameters[name].detach().clone() for name in self.names}
 
     def buffers(self) -> Params:
         """The module's buffers at their own values."""
@@ -84,8 +84,8 @@ class Network:
             self.module.train(train)
         given = {name: value for name, value in params.items() if not name.startswith("hyper/")}
         # A training pass gets copies of the network's own buffers, so that what it writes into them is forgotten.
-        own = {name: b.clone() for name, b in self.module.named_buffers() if name not in given} if train else {}
-        values = own | given
+        copies = {name: b.clone() for name, b in self.module.named_buffers() if name not in given} if train else {}
+        values = copies | given
         outputs = functional_call(self.module, values, *_arguments(x))
         if train:
             with torch.no_grad():  # a module may replace a buffer, by one with a graph, instead of writing into it
@@ -102,12 +102,14 @@ class Network:
         if not self.module.training:
             self.module.train()
         args, kwargs = _arguments(x)
-        own = dict(self.module.named_buffers())
+        buffers = dict(self.module.named_buffers())
         outputs = self.module(*args, **kwargs)
         for name, buffer in self.module.named_buffers():
-            if buffer is not own[name]:  # replaced, perhaps by one with a graph, instead of written into
+            if buffer is not buffers[name]:  # replaced, perhaps by one with a graph, instead of written into
                 with torch.no_grad():
-                    setattr(self.module.get_submodule(layer_of(name)), name.rpartition(".")[2], own[name].copy_(buffer))
+                    setattr(
+                        self.module.get_submodule(layer_of(name)), name.rpartition(".")[2], buffers[name].copy_(buffer)
+                    )
         return _one_tensor(outputs)
 
     def evaluation_pass(self, x: Inputs) -> Tensor:
@@ -178,8 +180,8 @@ class Network:
     @property
     def n_parameters(self) -> int:
         """How many numbers are selected."""
-        own = dict(self.module.named_parameters())
-        return sum(own[name].numel() for name in self.names)
+        parameters = dict(self.module.named_parameters())
+        return sum(parameters[name].numel() for name in self.names)
 
     def fingerprint(self) -> str:
         """A digest of the names, shapes and types of all parameters and buffers and of which are selected."""
@@ -192,14 +194,14 @@ class Network:
         counts: dict[str, dict[str, int]] = {}
         for name, parameter in self.module.named_parameters():
             counts.setdefault(layer_of(name), {})[name] = parameter.numel()
-        found, selected = [], set(self.names)
-        for prefix, own in counts.items():
-            rest = own.keys() - selected
+        layers, selected = [], set(self.names)
+        for prefix, parameters in counts.items():
+            rest = parameters.keys() - selected
             reasons = {"frozen (requires_grad=False)" if n in self.frozen else "left out by parameters=" for n in rest}
             kind = type(self.module.get_submodule(prefix)).__name__
-            counted = sum(own[name] for name in own.keys() & selected)
-            found.append(Layer(prefix, kind, sum(own.values()), counted, " and ".join(sorted(reasons))))
-        return found
+            counted = sum(parameters[name] for name in parameters.keys() & selected)
+            layers.append(Layer(prefix, kind, sum(parameters.values()), counted, " and ".join(sorted(reasons))))
+        return layers
 
 
 def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -221,7 +223,7 @@ def layer_of(name: str) -> str:
 
 
 def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
-    """Classes and names in place of instances are the usual slip."""
+    """Raise a TypeError for a class or a name in the place of an instance, which is the usual slip."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"the model must be a torch module, got {module!r}: build one first")
     if isinstance(likelihood, type) or not hasattr(likelihood, "log_prob"):
@@ -231,10 +233,10 @@ def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
-    """A context in which an autocast outside of it has no effect.
+    """A context in which a surrounding autocast has no effect.
 
-    It also switches off autocast's cache of rounded weights. Torch clears that cache only when the outermost context is
-    left, so an autocast inside this one would go on using the rounded weights of the first step.
+    Autocast's cache is off in it: torch empties the cache only when the outermost context is left, so that an autocast
+    inside a training loop would go on with the rounded weights of the first step.
     """
     return torch.autocast(device.type, enabled=False, cache_enabled=False)
 

@@ -25,7 +25,7 @@ from caveat.rows import Rows
 from caveat.storage import read_json
 from caveat.task import Augment, Task
 
-__all__ = ["Inputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
+__all__ = ["PreparedInputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
 
 _LIKELIHOODS: dict[str, Likelihood] = {
     "categorical": Categorical(),
@@ -132,14 +132,14 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     )
 
 
-class Inputs(NamedTuple):
+class PreparedInputs(NamedTuple):
     """Rows to predict, and their files where each has one of its own."""
 
     rows: Rows
     files: tuple[str, ...]
 
 
-def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inputs:
+def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> PreparedInputs:
     """Inputs to predict, prepared as the posterior's data were; of a named data set the test rows."""
     name = source or _known_source(recipe.data)
     path = own_path(name)
@@ -157,7 +157,7 @@ def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> Inpu
         row = int((~finite).nonzero()[0])
         where = files[row] if files else f"row {row + 1}"
         raise ValueError(f"{name}: {where} has missing or infinite values; remove it")
-    return Inputs(Rows(TensorDataset(x), needs_targets=False), files)
+    return PreparedInputs(Rows(TensorDataset(x), needs_targets=False), files)
 
 
 def _prepared_alike(recipe: Recipe, data: DataSet) -> bool:

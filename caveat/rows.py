@@ -43,8 +43,8 @@ class Rows:
             data = _tensor_dataset(data)
         if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
             indices, self.batch_size = _plain_reading(data)
-            kept = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
-            self._reading = {name: getattr(data, name) for name in kept}
+            settings = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
+            self._reading = {name: getattr(data, name) for name in settings}
         dataset: Any = data.dataset if isinstance(data, DataLoader) else data
         if isinstance(dataset, tuple) and any(type(part).__module__ == "numpy" for part in dataset):
             raise ValueError("the data is a tuple of numpy arrays: make tensors of them, torch.from_numpy(x).float()")
@@ -79,7 +79,7 @@ class Rows:
         return chosen
 
     def some(self, count: int) -> "Rows":
-        """At most so many, evenly spaced."""
+        """At most `count` of these rows, evenly spaced."""
         return self.part(_spread(len(self), count))
 
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:

@@ -33,12 +33,12 @@ __all__ = [
     "State",
     "code_digest",
     "decode",
-    "describe",
     "digest_of",
     "encode",
     "new_folder",
     "read_json",
     "read_state",
+    "settings_digest",
     "stored_bytes",
     "write_arrays",
     "write_json",
@@ -163,7 +163,7 @@ def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Have a Ctrl-C wait: inside safetensors it is swallowed, and a whole file then looks like a broken one."""
+    """Let a Ctrl-C wait until the block ends: safetensors would swallow it, and a whole file would look broken."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return
@@ -235,14 +235,14 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     )
 
 
-def describe(value: Any) -> str:
+def settings_digest(value: Any) -> str:
     """A digest of a dataclass with its settings, tensors included; the name of one that cannot be saved."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
-        listing = json.dumps(encode(value, found, ""))
+        listing = json.dumps(encode(value, tensors, ""))
     except TypeError:
         return type(value).__name__
-    return hashlib.sha256(f"{listing} {digest_of({'': found})}".encode()).hexdigest()
+    return hashlib.sha256(f"{listing} {digest_of({'': tensors})}".encode()).hexdigest()
 
 
 def code_digest(function: Any) -> str:

@@ -16,7 +16,7 @@ from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, ParameterFilter
 from caveat.priors import Params, Prior
 from caveat.rows import Data, Rows
-from caveat.storage import code_digest, describe
+from caveat.storage import code_digest, settings_digest
 
 __all__ = ["Augment", "Task"]
 
@@ -132,8 +132,8 @@ class Task:
         rows = {"data": self.train, "validation": self.validation}
         return {
             "network": self.network.fingerprint(),
-            "likelihood": describe(self.network.likelihood),
-            "prior": describe(self.network.prior),
+            "likelihood": settings_digest(self.network.likelihood),
+            "prior": settings_digest(self.network.prior),
             "augment": "none" if self.augment is None else getattr(self.augment, "__qualname__", "given"),
             "code of augment": "none" if self.augment is None else code_digest(self.augment),
         } | {name: part.fingerprint() for name, part in rows.items() if part is not None}

@@ -38,11 +38,11 @@ class Common:
 
     def show_data(self, source: str, data: Any) -> None:
         """One line on standard error on what was read of data of one's own."""
-        from caveat.data.own import describe
+        from caveat.data.own import what_was_read
         from caveat.data.sets import own_path
 
         if own_path(source) is not None and not self.quiet and is_first_rank():
-            print(describe(data), file=sys.stderr, flush=True)
+            print(what_was_read(data), file=sys.stderr, flush=True)
 
 
 class Verb:

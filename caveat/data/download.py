@@ -27,7 +27,7 @@ SYSTEM_FOLDER = Path("/usr/share/datasets")  # where Debian's dataset-* packages
 
 
 @dataclass(frozen=True)
-class Source:
+class PublicFiles:
     """Public files of one data set."""
 
     base_url: str
@@ -37,7 +37,7 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source(
+    "mnist": PublicFiles(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         {
             "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -47,7 +47,7 @@ SOURCES = {
         },
         folder="mnist",
     ),
-    "fashion_mnist": Source(
+    "fashion_mnist": PublicFiles(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         {
             "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -57,7 +57,7 @@ SOURCES = {
         },
         folder="fashion_mnist",
     ),
-    "cifar10": Source(
+    "cifar10": PublicFiles(
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
         members=(
@@ -65,12 +65,12 @@ SOURCES = {
             "cifar-10-batches-bin/test_batch.bin",
         ),
     ),
-    "cifar100": Source(
+    "cifar100": PublicFiles(
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8"},
         members=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
     ),
-    "svhn": Source(
+    "svhn": PublicFiles(
         "http://ufldl.stanford.edu/housenumbers/",
         {
             "train_32x32.mat": "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
@@ -98,7 +98,7 @@ def download(name: str, data_dir: str | Path | None = None, *, base_url: str | N
     return root
 
 
-def _download_source(source: Source, root: Path, base_url: str) -> None:
+def _download_source(source: PublicFiles, root: Path, base_url: str) -> None:
     if source.members and all((root / member).is_file() for member in source.members):
         return
     fetch(base_url, source.checksums, root / source.folder)
@@ -168,10 +168,10 @@ def locate(name: str, layouts: Sequence[Sequence[str]], data_dir: str | Path | N
     for folder in search_folders(data_dir):
         for index, files in enumerate(layouts):
             candidates = {file: (folder / file, folder / f"{file}.gz") for file in files}
-            found = {file: path for file, paths in candidates.items() for path in reversed(paths) if path.is_file()}
-            if len(found) == len(candidates):
-                return index, found
-            missing = [file for file in candidates if file not in found]
+            present = {file: path for file, paths in candidates.items() for path in reversed(paths) if path.is_file()}
+            if len(present) == len(candidates):
+                return index, present
+            missing = [file for file in candidates if file not in present]
             looked.append(f"  {folder / missing[0]}" + (f" (and {len(missing) - 1} more)" if missing[1:] else ""))
     is_public = name in SOURCES or name.startswith("uci/")
     fetching = f'get it with caveat.data.download("{name}"), or ' if is_public else ""

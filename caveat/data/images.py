@@ -11,7 +11,7 @@ from caveat.data.dataset import Arrays, DataSet, assemble
 from caveat.data.download import locate
 from caveat.data.embedded import DIGITS
 from caveat.data.readers import (
-    Pair,
+    PartArrays,
     read_cifar_binary,
     read_idx_pair,
     read_npz_pair,
@@ -35,11 +35,11 @@ CIFAR100 = tuple(
 class Part(NamedTuple):
     """The training or the test part of a layout: its files below a data folder, and their reader."""
 
-    read: Callable[[Sequence[Path]], Pair]
+    read: Callable[[Sequence[Path]], PartArrays]
     files: tuple[str, ...]
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """One form of a data set on disk."""
 
     train: Part
@@ -51,30 +51,30 @@ class ImageSet(NamedTuple):
 
     description: str
     class_names: tuple[str, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[FileLayout, ...]
 
 
-def _npz(file: str) -> Layout:
-    return Layout(*(Part(partial(read_npz_pair, part=part), (file,)) for part in ("train", "test")))
+def _npz(file: str) -> FileLayout:
+    return FileLayout(*(Part(partial(read_npz_pair, part=part), (file,)) for part in ("train", "test")))
 
 
-def _idx(folder: str) -> Layout:
+def _idx(folder: str) -> FileLayout:
     parts = ((f"{folder}/{part}-images-idx3-ubyte", f"{folder}/{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
-    return Layout(*(Part(read_idx_pair, files) for files in parts))
+    return FileLayout(*(Part(read_idx_pair, files) for files in parts))
 
 
-def _webp(name: str) -> Layout:
+def _webp(name: str) -> FileLayout:
     train = tuple(f"{name}_webp_train{batch}.npz" for batch in range(1, 6))
-    return Layout(Part(read_webp_mosaics, train), Part(read_webp_mosaics, (f"{name}_webp_test.npz",)))
+    return FileLayout(Part(read_webp_mosaics, train), Part(read_webp_mosaics, (f"{name}_webp_test.npz",)))
 
 
-def _binary(train: tuple[str, ...], test: str, label_bytes: int) -> Layout:
+def _binary(train: tuple[str, ...], test: str, label_bytes: int) -> FileLayout:
     read = partial(read_cifar_binary, label_bytes=label_bytes)
-    return Layout(Part(read, train), Part(read, (test,)))
+    return FileLayout(Part(read, train), Part(read, (test,)))
 
 
-def _mat(folder: str) -> Layout:
-    return Layout(*(Part(read_svhn_mat, (f"{folder}/{part}_32x32.mat",)) for part in ("train", "test")))
+def _mat(folder: str) -> FileLayout:
+    return FileLayout(*(Part(read_svhn_mat, (f"{folder}/{part}_32x32.mat",)) for part in ("train", "test")))
 
 
 IMAGE_SETS = {
@@ -122,11 +122,11 @@ def load_images(name: str, data_dir: str | Path | None) -> DataSet:
     return assemble(name, arrays, "categorical", IMAGE_SETS[name].class_names, provenance)
 
 
-def read_part(name: str, part: Literal["train", "test"], data_dir: str | Path | None) -> tuple[Pair, Path]:
+def read_part(name: str, part: Literal["train", "test"], data_dir: str | Path | None) -> tuple[PartArrays, Path]:
     """Bytes [N, C, H, W] and labels [N] of one part, and one of the files they came from."""
     layouts = IMAGE_SETS[name].layouts
     files = [tuple(dict.fromkeys(layout.train.files + layout.test.files)) for layout in layouts]
     index, paths = locate(name, files, data_dir)
     chosen = layouts[index].train if part == "train" else layouts[index].test
-    found = [paths[file] for file in chosen.files]
-    return chosen.read(found), found[0]
+    files_of_part = [paths[file] for file in chosen.files]
+    return chosen.read(files_of_part), files_of_part[0]

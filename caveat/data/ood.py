@@ -90,13 +90,13 @@ def outside_pairs(
     of `out_of_distribution`; of a partner with fewer than `n` rows all are taken.
     """
     is_image = like.test.tensors[0].ndim == 4
-    found = {}
+    pairs = {}
     for name in (*PARTNERS.get(like.name, ()), "permuted", "constant" if is_image else "noise"):
         with contextlib.suppress(FileNotFoundError):
             whole = out_of_distribution(name, like, data_dir, seed)
             few = n is not None and n < len(whole)
-            found[name] = out_of_distribution(name, like, data_dir, seed, n) if few else whole
-    return found
+            pairs[name] = out_of_distribution(name, like, data_dir, seed, n) if few else whole
+    return pairs
 
 
 def _fit(images: Tensor, like: DataSet) -> Tensor:

@@ -15,7 +15,7 @@ from caveat.data.tables import MAX_CLASSES, Known, read_csv, read_csv_inputs
 SHOWN = 12  # names of columns or classes in one line
 
 
-class Inputs(NamedTuple):
+class RawInputs(NamedTuple):
     """Raw inputs, and the files they were read from where each has one of its own."""
 
     x: Array
@@ -35,20 +35,20 @@ def read_own(path: Path, seed: int, known: Known) -> DataSet:
     return data
 
 
-def read_own_inputs(path: Path, columns: Sequence[str], width: int) -> Inputs:
+def read_own_inputs(path: Path, columns: Sequence[str], width: int) -> RawInputs:
     """Inputs to predict, targets or not: the test rows where there is a test part, otherwise every row.
 
     A table's inputs are its `columns` by name; without names they are the first `width`.
     """
     if path.suffix == ".npz":
-        return Inputs(read_npz_inputs(path), ())
+        return RawInputs(read_npz_inputs(path), ())
     if path.suffix == ".csv":
-        return Inputs(read_csv_inputs(path, columns, width), ())
+        return RawInputs(read_csv_inputs(path, columns, width), ())
     x, files = read_images(path / "test" if _is_split(path) else path)
-    return Inputs(x, tuple(file.relative_to(path).as_posix() for file in files))
+    return RawInputs(x, tuple(file.relative_to(path).as_posix() for file in files))
 
 
-def describe(data: DataSet) -> str:
+def what_was_read(data: DataSet) -> str:
     """One line on what was read, so that a column or a target that was taken for something else is seen."""
     shape, y = list(data.train.tensors[0].shape[1:]), _all_targets(data)
     rows = f"{Path(data.preprocessing['source']).resolve().name}: {len(data.train)} + {len(data.test)}"

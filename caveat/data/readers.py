@@ -27,7 +27,7 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".
 CIFAR_SIDE = 32
 
 
-class Pair(NamedTuple):
+class PartArrays(NamedTuple):
     """Inputs and targets of one part of a data set."""
 
     x: Array
@@ -62,15 +62,15 @@ def read_idx(path: Path) -> Array:
     return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def read_idx_pair(paths: Sequence[Path]) -> Pair:
+def read_idx_pair(paths: Sequence[Path]) -> PartArrays:
     """Images [N, 1, H, W] and labels [N] from an image file and a label file."""
     images, labels = (read_idx(path) for path in paths)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise ValueError(f"{paths[0]} {images.shape} and {paths[1]} {labels.shape} are not images and their labels")
-    return Pair(images[:, None], labels)
+    return PartArrays(images[:, None], labels)
 
 
-def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> Pair:
+def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> PartArrays:
     """CIFAR records: `label_bytes` labels (the last one is the finest), then 3 x 32 x 32 pixels, channel first."""
     record = label_bytes + 3 * CIFAR_SIDE**2
     parts = []
@@ -80,10 +80,10 @@ def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> Pair:
             raise ValueError(f"{path} is not a whole CIFAR batch: {len(content)} bytes, not a multiple of {record}")
         parts.append(content.reshape(-1, record))
     records = np.concatenate(parts)  # [N, record]
-    return Pair(records[:, label_bytes:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE), records[:, label_bytes - 1])
+    return PartArrays(records[:, label_bytes:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE), records[:, label_bytes - 1])
 
 
-def read_webp_mosaics(paths: Sequence[Path]) -> Pair:
+def read_webp_mosaics(paths: Sequence[Path]) -> PartArrays:
     """32 x 32 RGB images stored as lossless webp mosaics, tiled row by row: npz keys `webp`, `offsets`, `y`."""
     images, labels = [], []
     for path in paths:
@@ -99,7 +99,7 @@ def read_webp_mosaics(paths: Sequence[Path]) -> Pair:
             raise ValueError(f"{path} holds {len(tiles)} images but {len(npz['y'])} labels")
         images.append(tiles)
         labels.append(npz["y"])
-    return Pair(np.concatenate(images), np.concatenate(labels))
+    return PartArrays(np.concatenate(images), np.concatenate(labels))
 
 
 def _tiles(encoded: bytes) -> Array:
@@ -109,7 +109,7 @@ def _tiles(encoded: bytes) -> Array:
     return grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
 
 
-def read_svhn_mat(paths: Sequence[Path]) -> Pair:
+def read_svhn_mat(paths: Sequence[Path]) -> PartArrays:
     """SVHN cropped digits: `X` [32, 32, 3, N], `y` [N, 1], where the label 10 means the digit 0."""
     (path,) = paths
     matlab = import_extra("scipy.io")
@@ -118,7 +118,7 @@ def read_svhn_mat(paths: Sequence[Path]) -> Pair:
         images, labels = content["X"], content["y"]
     except (ValueError, TypeError, KeyError, NotImplementedError, OSError, zlib.error) as error:
         raise ValueError(f"{path} is not an SVHN file with X and y: {error!r}") from error
-    return Pair(images.transpose(3, 2, 0, 1), labels.ravel() % 10)
+    return PartArrays(images.transpose(3, 2, 0, 1), labels.ravel() % 10)
 
 
 def read_npz(path: Path, keys: Collection[str]) -> dict[str, Array]:
@@ -141,14 +141,14 @@ def _opened(path: Path) -> Iterator[Mapping[str, Array]]:
         raise ValueError(f"{path} cannot be read as an npz file without pickled objects: {error}") from error
 
 
-def read_npz_pair(paths: Sequence[Path], part: str) -> Pair:
+def read_npz_pair(paths: Sequence[Path], part: str) -> PartArrays:
     """`x_PART` and `y_PART` of an npz file; inputs as columns [N, D] or images [N, C, H, W].
 
     Rank 3 is one-channel images; rank 4 is channel first, unless only the last axis can be channels (1 or 3 of them).
     """
     (path,) = paths
     npz = read_npz(path, (f"x_{part}", f"y_{part}"))
-    return Pair(_columns_or_images(path, f"x_{part}", npz[f"x_{part}"]), npz[f"y_{part}"])
+    return PartArrays(_columns_or_images(path, f"x_{part}", npz[f"x_{part}"]), npz[f"y_{part}"])
 
 
 def read_npz_inputs(path: Path) -> Array:
@@ -178,13 +178,13 @@ def read_image_folder(folder: Path) -> Labelled:
     """
     class_names = tuple(path.name for path in _folders(folder))
     files = [_image_files(folder / name) for name in class_names]
-    for name, found in zip(class_names, files, strict=True):
-        if not found:
+    for name, images in zip(class_names, files, strict=True):
+        if not images:
             raise ValueError(f"{folder / name} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
     if not files:
         raise ValueError(f"{folder} is empty: it needs one folder of images for each class")
-    labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
-    return Labelled(_images([path for found in files for path in found]), labels, class_names)
+    labels = np.repeat(np.arange(len(files)), [len(images) for images in files])
+    return Labelled(_images([path for images in files for path in images]), labels, class_names)
 
 
 def read_images(folder: Path) -> tuple[Array, list[Path]]:

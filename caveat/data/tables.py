@@ -25,7 +25,7 @@ class Known(NamedTuple):
     prepared: Callable[[Array], Tensor] | None = None  # raw inputs as the posterior takes them; else standardised anew
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """Inputs, targets, the names of the classes where there are any, and those of the columns."""
 
     x: Array
@@ -38,7 +38,7 @@ class Table(NamedTuple):
 UNKNOWN = Known()
 
 
-def read_csv(path: Path, known: Known = UNKNOWN) -> Table:
+def read_csv(path: Path, known: Known = UNKNOWN) -> CsvTable:
     """A table with a header: numeric columns, the last one the target.
 
     The target is read as classes where it has at most 20 distinct values, all of them text or all of them whole
@@ -52,7 +52,7 @@ def read_csv(path: Path, known: Known = UNKNOWN) -> Table:
     cells = _by_name(path, header, body, (*columns, target))
     x = np.stack([_numbers(path, name, cells[name]) for name in columns], axis=1)
     y, class_names = _csv_target(path, target, cells[target], known.kind)
-    return Table(x, y, class_names, columns, target)
+    return CsvTable(x, y, class_names, columns, target)
 
 
 def read_csv_inputs(path: Path, columns: Sequence[str], width: int) -> Array:

@@ -21,7 +21,7 @@ GAPS = "cambridge-mlg/DUN/4fc85182f911d48c0de8b71f901866f42f7955e4/experiments/d
 KEYS = ("x", "y", "test", "gap_test")
 
 
-class Table(NamedTuple):
+class UCITable(NamedTuple):
     """One of the nine: its folder at the source, its sizes, and the sha256 of x, y and both sets of masks."""
 
     folder: str
@@ -32,39 +32,39 @@ class Table(NamedTuple):
 
 
 TABLES = {
-    "boston": Table(
+    "boston": UCITable(
         "bostonHousing", "house prices, 506 x 13", 13, 20,
         "7e5e03da8697a8f28d76c666e2bae70c07bf7e5f4131e5a6295e34f80bae8c46",
     ),
-    "concrete": Table(
+    "concrete": UCITable(
         "concrete", "compressive strength, 1030 x 8", 8, 20,
         "911c7e50a8859c4749dc11c9d32b133f67a80b1f15def752e3ea8957ba4fd5ae",
     ),
-    "energy": Table(
+    "energy": UCITable(
         "energy", "heating load, 768 x 8", 8, 20,
         "71b85c49dff11a26cd59add4e020c0603f681622ca0deaa3811fb78037fe8646",
     ),
-    "kin8nm": Table(
+    "kin8nm": UCITable(
         "kin8nm", "robot arm kinematics, 8192 x 8", 8, 20,
         "d472d6c150ea96d61f6540686fe2ed0b773439d22ecba02fec6ada7043eb0a6d",
     ),
-    "naval": Table(
+    "naval": UCITable(
         "naval-propulsion-plant", "compressor decay, 11934 x 16", 16, 20,
         "e218b2a4a6273add57d73401d10ebdcfb775b8cf28e1532a6c6a650216be650b",
     ),
-    "power": Table(
+    "power": UCITable(
         "power-plant", "electrical output, 9568 x 4", 4, 20,
         "2f9e876cc625f78210437820d263507171b361e34733c42728d59d08bfc0dfdc",
     ),
-    "protein": Table(
+    "protein": UCITable(
         "protein-tertiary-structure", "tertiary structure, 45730 x 9", 9, 5,
         "173e0ba2308e53785b85dfa5a10189a8f87057bd387ee8aff2af01a21aecefae",
     ),
-    "wine": Table(
+    "wine": UCITable(
         "wine-quality-red", "red wine quality, 1599 x 11", 11, 20,
         "1d32d6bb89d15a93480d9b465b1a06f6577735f6e4f45062682664354327b274",
     ),
-    "yacht": Table(
+    "yacht": UCITable(
         "yacht", "hydrodynamic resistance, 308 x 6", 6, 20,
         "45b57f8a1acbf3d6c97874d095744a5a720b7e655772f4afe4eb920b1a0b1645",
     ),

@@ -13,7 +13,7 @@ __all__ = ["forward_flops", "free_bytes", "peak_bytes", "refuse_if_too_large", "
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start measuring anew, where the system allows."""
+    """Start measuring peak memory anew, where the system allows it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -24,7 +24,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory since `reset_peak`: of torch's allocator on a GPU, of this process on a CPU."""
+    """The most bytes in use since `reset_peak`: by torch's allocator on a GPU, by this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = _kilobytes("/proc/self/status", "VmHWM:")
@@ -38,14 +38,14 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be had, or None where the system does not say."""
+    """How many bytes can still be allocated, or None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return _kilobytes("/proc/meminfo", "MemAvailable:")
 
 
 def _kilobytes(file: str, key: str) -> int | None:
-    """A value that Linux gives in kilobytes, in bytes; None where it does not."""
+    """A value that Linux reports in kilobytes, converted to bytes; None where it reports none."""
     try:
         lines = [line.split() for line in Path(file).read_text().splitlines()]
     except OSError:

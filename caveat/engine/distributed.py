@@ -1,7 +1,7 @@
 """Ranks: the processes that torchrun started, or just this one. Sums over ranks are torch.distributed's.
 
 Methods split work in two ways: the rows of a batch (sums are then added up), or whole members and chains (results are
-then exchanged). Both come down to sums: a rank that has nothing to say adds zeros.
+then exchanged). Both come down to sums: a rank that has nothing to contribute adds zeros.
 """
 
 import atexit
@@ -53,7 +53,7 @@ class Ranks:
                 tensor /= self.size
 
     def mine(self, jobs: Sequence[int]) -> list[int]:
-        """The jobs of this rank, dealt out in turn."""
+        """The jobs of this rank: every size-th one, so that they are dealt out in turn."""
         return list(jobs[self.rank :: self.size])
 
     def part(self, rows: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Ranks:
         return {key: others for key, others in ranks.items() if others}
 
     def wait(self) -> None:
-        """Until every rank has come here."""
+        """Wait until every rank has come here."""
         if self.size > 1:
             distributed.barrier()
 

@@ -15,8 +15,8 @@ __all__ = ["FreshWeights"]
 class FreshWeights:
     """Draws initial values of a network's selected parameters, and of their layers' buffers, again and again.
 
-    It keeps a copy of the module, without values: copying the modules again takes longer than drawing. Which tensors
-    are drawn anew is the same each time, so it is looked at once.
+    It keeps a copy of the module without values, since copying the module each time takes longer than drawing. Which
+    tensors are drawn anew is the same each time, so this is found out once.
     """
 
     def __init__(self, network: Network) -> None:
@@ -25,7 +25,7 @@ class FreshWeights:
         self._names: list[str] | None = None  # of what a draw makes anew
 
     def __call__(self, rng: torch.Generator) -> Params:
-        """New values, in the order of the network's parameters."""
+        """New values of the selected parameters, in the network's order, and of their layers' buffers."""
         network, module = self.network, self._module
         with _values_of(network.module, module), seeded(int(torch.randint(2**62, (), generator=rng)), network.device):
             with torch.no_grad():
@@ -55,10 +55,10 @@ class FreshWeights:
 
 @contextlib.contextmanager
 def _values_of(source: nn.Module, copied: nn.Module) -> Iterator[None]:
-    """Give a copy of a module the values of the first, and take them away again: nobody else has them then."""
+    """Give the copy of a module the values of its original for the length of a block, and take them away again."""
     by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # a device copies many of one type at once
-    of, own = ((*module.parameters(), *module.buffers()) for module in (source, copied))
-    for pair in zip(own, of, strict=True):
+    originals, copies = ((*module.parameters(), *module.buffers()) for module in (source, copied))
+    for pair in zip(copies, originals, strict=True):
         by_type.setdefault(pair[0].dtype, []).append(pair)
     try:
         for pairs in by_type.values():

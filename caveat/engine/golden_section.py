@@ -7,7 +7,7 @@ __all__ = ["golden_section"]
 
 
 def golden_section(loss: Callable[[float], float], low: float, high: float, tolerance: float = 1e-6) -> float:
-    """Where a function with one minimum between `low` and `high` has it."""
+    """The place of the minimum of a function that has exactly one between `low` and `high`."""
     golden = (math.sqrt(5) - 1) / 2
     left, right = high - golden * (high - low), low + golden * (high - low)
     f_left, f_right = loss(left), loss(right)

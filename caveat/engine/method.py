@@ -35,10 +35,10 @@ class Predictor(Protocol):
     """What a posterior predicts with, made once from its state and network; any number of threads may use it."""
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """N weight samples, one after the other; a TypeError where the method has none to give."""
+        """Weight samples, n of them, one after the other; raises a TypeError where the method has none to give."""
 
     def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
-        """Outputs of n draws, [S, B, ...], and the hyper that goes with them."""
+        """Outputs of n draws, [S, B, ...], and the hyperparameters of the likelihood that go with them."""
 
     def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
         """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint [B D, B D]; None where not closed."""
@@ -48,14 +48,7 @@ class Method(Protocol):
     """A way to a posterior. Its dataclass fields are its knobs, each with a default."""
 
     starts_from: ClassVar[StartsFrom]
-    # Names of the likelihoods that it supports.
-    likelihoods: ClassVar[tuple[str, ...]] = (
-        "Categorical",
-        "Bernoulli",
-        "Gaussian",
-        "HeteroscedasticGaussian",
-        "Poisson",
-    )
+    likelihoods: ClassVar[tuple[str, ...]] = EVERY_LIKELIHOOD  # names of those that it supports
     quick: ClassVar[Any]  # an instance that fits digits in under five seconds on two cores
 
     @property
@@ -68,7 +61,7 @@ class Method(Protocol):
         return False
 
     def memory(self, network: Network) -> int:
-        """Bytes that the fitted state and its making need, beside one pass of training."""
+        """How many bytes the fitted state and its making need, beside one pass of training."""
         ...
 
     def check(self, task: Task, device: torch.device) -> None:
@@ -84,15 +77,15 @@ class Method(Protocol):
         ...
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """N weight samples, from which the default predictor predicts."""
+        """Weight samples, n of them, from which the default predictor predicts."""
         raise TypeError(f"{type(self).__name__} has no weight draws: use predict(x)")
 
     def predictor(self, state: State, network: Network) -> Predictor:
-        """What predicts from a state; unless a method says otherwise, its weight draws through the network."""
+        """What predicts from a state: weight draws sent through the network, unless a method has a way of its own."""
         return DrawPredictor(self.draws, state, network)
 
     def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
-        """The state with more data taken in; refused unless a method can do that without a new fit."""
+        """The state with more data taken in; raises a TypeError unless the method can do that without a new fit."""
         name = type(self).__name__
         raise TypeError(f"{name} cannot take more data once it is fitted: fit it again with all of them")
 

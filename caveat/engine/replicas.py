@@ -23,7 +23,7 @@ class Replicas(Generic[Thing]):
 
     @contextmanager
     def lent(self) -> Iterator[Thing]:
-        """A replica for the length of a block."""
+        """Lend a replica to the caller for the length of a block."""
         try:
             replica = self._free.pop()
         except IndexError:

@@ -71,12 +71,12 @@ class Run:
             return
         if (self.folder / "run.json").exists():
             claimed = read_json(self.folder / "run.json")["identity"]
-            own = json.loads(json.dumps(self.identity))  # as it would be read
-            if "knobs" in own and "knobs" not in claimed:  # begun when method and knobs were one entry
-                claimed |= {"method": own["method"], "knobs": claimed.get("method")}
+            identity = json.loads(json.dumps(self.identity))  # as it would be read
+            if "knobs" in identity and "knobs" not in claimed:  # begun when method and knobs were one entry
+                claimed |= {"method": identity["method"], "knobs": claimed.get("method")}
             if "code of augment" not in claimed:  # begun when only its name was kept
-                own.pop("code of augment", None)
-            different = sorted(key for key in claimed.keys() | own.keys() if claimed.get(key) != own.get(key))
+                identity.pop("code of augment", None)
+            different = sorted(key for key in claimed.keys() | identity.keys() if claimed.get(key) != identity.get(key))
             if different:
                 told = f"{self.folder} holds an unfinished fit with {_told(different)}"
                 raise ValueError(f"{told}: delete it, or choose another folder")
@@ -146,15 +146,15 @@ class Run:
 
     @staticmethod
     def tell(bar: tqdm, text: str) -> None:
-        """Put words beside a bar between its steps, once it shows itself."""
+        """Put words beside a progress bar between its steps, once the bar is visible."""
         bar.set_postfix_str(text, refresh=not bar.disable and bar.format_dict["elapsed"] > bar.delay)
 
     def checkpoint_due(self) -> bool:
-        """Whether enough time has passed to keep the place again."""
+        """Whether enough time has passed since the last checkpoint to write another."""
         return self.folder is not None and time.monotonic() - self._saved_at >= self.seconds_between_checkpoints
 
     def checkpoint(self, carry: State, note: dict[str, Any]) -> None:
-        """Keep what is needed to go on from here: tensors, and json beside them."""
+        """Write what is needed to go on from here: tensors, and json beside them."""
         started = time.monotonic()
         if self.ranks.first:
             self.append("checkpoint", carry, note)
@@ -186,12 +186,12 @@ class Run:
         """What was kept under a name and its note, or None; what it had cost by then counts as this run's."""
         if self.folder is None or not (self.folder / f"{name}.json").exists():
             return None
-        kept = read_json(self.folder / f"{name}.json")
-        self.gradient_evaluations = max(self.gradient_evaluations, kept["costs"]["gradient_evaluations"])
-        self.flops = max(self.flops, kept["costs"]["flops"])
+        entry = read_json(self.folder / f"{name}.json")
+        self.gradient_evaluations = max(self.gradient_evaluations, entry["costs"]["gradient_evaluations"])
+        self.flops = max(self.flops, entry["costs"]["flops"])
         if name not in self._written:
-            self._seconds_before = max(self._seconds_before, kept["costs"]["seconds"])
-        return read_state(self.folder / kept["file"], kept["digest"]), kept["note"]
+            self._seconds_before = max(self._seconds_before, entry["costs"]["seconds"])
+        return read_state(self.folder / entry["file"], entry["digest"]), entry["note"]
 
     def discard(self) -> None:
         """Remove the folder, once its content has become a posterior."""
@@ -204,7 +204,7 @@ class Run:
         treatment: str | Callable[[Layer], str],
         diagnostics: dict[str, Any] | None = None,
     ) -> Info:
-        """What there is to say; `treatment` is that of all selected parameters, or says it layer by layer."""
+        """What a person wants to know of this fit; `treatment` is that of all selected parameters, or of each layer."""
         coverage = [
             {
                 "layer": layer.name or "(module)",

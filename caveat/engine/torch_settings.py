@@ -3,6 +3,7 @@
     with plain_attention():                 operations that have derivatives
     with full_precision(device):            derivatives that can be compared
 
+Some of torch's settings belong to the whole process. Threads that need one hold a `process_lock` or a `HeldSetting`.
 `refuse_inference_mode` is for what no setting mends.
 """
 
@@ -14,19 +15,25 @@ from typing import Any
 
 import torch
 
-__all__ = ["HeldSetting", "differentiable_attention", "full_precision", "jvp", "plain_attention",
+__all__ = ["HeldSetting", "differentiable_attention", "full_precision", "jvp", "plain_attention", "process_lock",
            "refuse_inference_mode"]  # fmt: skip
 
 
 def refuse_inference_mode() -> None:
-    """Where gradients are needed."""
+    """Raise a ValueError where gradients are needed and torch.inference_mode() makes none."""
     if torch.is_inference_mode_enabled():
         raise ValueError("gradients are needed, and torch.inference_mode() makes none: use torch.no_grad() instead")
 
 
-_FORWARD_MODE = threading.RLock()  # torch has one level of forward differentiation for the whole process
-if hasattr(os, "register_at_fork"):  # the thread that holds it is not in the child
-    os.register_at_fork(after_in_child=_FORWARD_MODE._at_fork_reinit)  # type: ignore[attr-defined]
+def process_lock() -> Any:
+    """A lock for something that torch has once in the whole process; a forked child starts with it free."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):  # the thread that holds it is not in the child
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
+
+
+_FORWARD_MODE = process_lock()  # torch has one level of forward differentiation for the whole process
 
 
 def jvp(function: Callable[..., Any], at: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -37,7 +44,7 @@ def jvp(function: Callable[..., Any], at: tuple[Any, ...], tangents: tuple[Any, 
     return value, derivative
 
 
-_PRECISION = threading.RLock()  # held while the settings are changed: they are the process's, not a thread's
+_PRECISION = process_lock()  # held while the settings are changed: they are the process's, not a thread's
 
 
 @contextlib.contextmanager
@@ -81,7 +88,7 @@ class HeldSetting:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Have the setting as it is wanted, for the length of a block."""
+        """Keep the setting at the wanted value for the length of a block."""
         with self._lock:
             if not self._holders:
                 self._before = self._read()

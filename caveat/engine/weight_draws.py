@@ -61,7 +61,7 @@ def forward_in_pieces(network: Network, params: Params, x: Inputs) -> Tensor:
 
 
 def pick(count: int, n: int, rng: torch.Generator) -> list[int]:
-    """Which of `count` stored draws make n: each as often as the others, the remainder without repeats."""
+    """The numbers of n of `count` stored draws: each as often as the others, the remainder drawn without repeats."""
     whole, rest = divmod(n, count)
     chosen = torch.randperm(count, generator=rng)[:rest].sort().values.tolist()
     return [*range(count)] * whole + chosen

@@ -39,7 +39,7 @@ class Categorical(NothingLearned):
         check_knobs(self)
 
     def check_targets(self, targets: Tensor) -> None:
-        """Targets are whole numbers."""
+        """Raise a ValueError unless targets are whole numbers."""
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise ValueError(
                 f"Categorical needs integer class labels, got {targets.dtype}: use targets.long(), "
@@ -47,7 +47,7 @@ class Categorical(NothingLearned):
             )
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """One label in 0..C-1 for each vector of logits."""
+        """Raise a ValueError unless there is one label in 0..C-1 for each vector of logits."""
         self.check_targets(targets)
         if outputs.ndim < 2 or not -outputs.ndim < self.class_axis < outputs.ndim or self.class_axis == 0:
             raise ValueError(
@@ -73,10 +73,10 @@ class Categorical(NothingLearned):
                 f"Categorical has {len(self.class_weights)} class weights, but the network has {classes} outputs: "
                 "give one weight a class"
             )
-        kept = targets[self._kept(targets)].long()
-        if targets.numel() and not kept.numel():
+        counted = targets[self._kept(targets)].long()
+        if targets.numel() and not counted.numel():
             raise ValueError(f"every label is ignore_index={self.ignore_index}: there is nothing to learn from")
-        low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+        low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
         if low < 0 or high >= classes:
             advice = (
                 f"mark labels to leave out with ignore_index={low}"
@@ -110,15 +110,15 @@ class Categorical(NothingLearned):
     def _probs_and_weight(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities [B, ..., C] and the root of each position's weight in the likelihood, [B, ...]."""
         p = outputs.movedim(self.class_axis, -1).softmax(-1)
-        kept = self._kept(targets)
-        weight = kept.to(p.dtype)
+        counted = self._kept(targets)
+        weight = counted.to(p.dtype)
         if self.class_weights is not None:
-            weight = weight * p.new_tensor(self.class_weights)[targets.long() * kept]
+            weight = weight * p.new_tensor(self.class_weights)[targets.long() * counted]
         return p, weight.sqrt()
 
     @property
     def output_axis(self) -> int:
-        """Where the classes are."""
+        """The axis of the outputs on which the classes are."""
         return self.class_axis
 
     def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
@@ -166,7 +166,7 @@ class Bernoulli(NothingLearned, DiagonalFisher):
     tempered: ClassVar[bool] = True
 
     def check_targets(self, targets: Tensor) -> None:
-        """Targets are 0 or 1."""
+        """Raise a ValueError unless targets are 0 or 1."""
         if not bool(((targets == 0) | (targets == 1)).all()):
             raise ValueError(
                 f"Bernoulli needs targets 0 or 1, got {examples(targets[(targets != 0) & (targets != 1)])}: "
@@ -174,7 +174,7 @@ class Bernoulli(NothingLearned, DiagonalFisher):
             )
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """One target for each logit."""
+        """Raise a ValueError unless there is one target, 0 or 1, for each logit."""
         self.check_targets(targets)
         check_shape("Bernoulli", outputs, targets)
 

@@ -88,15 +88,17 @@ class DiagonalFisher(ABC):
         return self._fisher_root(outputs, hyper).square().flatten(1).sum(1)
 
     def sample_noise(self, outputs: Tensor, targets: Tensor, hyper: Hyper, rng: torch.Generator) -> Tensor:
-        """R e without forming R."""
+        """R e with e standard normal, [B, ...], without forming R."""
         return self._fisher_root(outputs, hyper) * standard_normal(outputs, rng)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor as a tuple, which messages print without torch's name."""
     return tuple(tensor.shape)
 
 
 def examples(values: Tensor) -> str:
+    """The first three of some values [n] in words, and how many there are where there are more."""
     shown = ", ".join(f"{float(value):g}" for value in values[:3])
     return f"{shown}, ... ({len(values)} such)" if len(values) > 3 else shown
 
@@ -107,6 +109,7 @@ def by_output(targets: Tensor) -> Tensor:
 
 
 def check_shape(name: str, outputs: Tensor, targets: Tensor, per_target: int = 1) -> None:
+    """Raise a ValueError unless there are `per_target` outputs for each target: [B, ..., D] for targets [B, ...]."""
     positions, width = (targets.shape[:-1], targets.shape[-1]) if targets.ndim > 1 else (targets.shape, 1)
     wanted = (*positions, per_target * width)
     if shape_of(outputs) != wanted:
@@ -118,6 +121,7 @@ def check_shape(name: str, outputs: Tensor, targets: Tensor, per_target: int = 1
 
 
 def standard_normal(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal numbers in the shape, type and place of a tensor, drawn on the generator's device."""
     return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=rng.device).to(like.device)
 
 
@@ -135,6 +139,7 @@ def probit(mean: Tensor, variance: Tensor, hyper: Hyper) -> Tensor:
 
 
 def temperature(hyper: Hyper, outputs: Tensor) -> Tensor:
+    """The temperature, 1 where none was tuned, shaped to broadcast to outputs [S, B, ...]."""
     return per_draw(hyper.get("temperature", torch.ones(())), outputs, base=0)
 
 

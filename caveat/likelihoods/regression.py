@@ -41,11 +41,11 @@ class Gaussian(DiagonalFisher):
         check_knobs(self)
 
     def check_targets(self, targets: Tensor) -> None:
-        """Targets are finite real numbers."""
+        """Raise a ValueError unless targets are finite real numbers."""
         _check_real("Gaussian", targets)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """One target for each output."""
+        """Raise a ValueError unless there is one finite target for each output."""
         self.check_targets(targets)
         check_shape("Gaussian", outputs, targets)
 
@@ -107,16 +107,16 @@ class HeteroscedasticGaussian(DiagonalFisher):
         check_knobs(self)
 
     def check_targets(self, targets: Tensor) -> None:
-        """Targets are finite real numbers."""
+        """Raise a ValueError unless targets are finite real numbers."""
         _check_real("HeteroscedasticGaussian", targets)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Two outputs, a mean and a log variance, for each target."""
+        """Raise a ValueError unless there are two outputs, a mean and a log variance, for each target."""
         self.check_targets(targets)
         check_shape("HeteroscedasticGaussian", outputs, targets, per_target=2)
 
     def initial_hyper(self, targets: Tensor) -> Hyper:
-        """The targets' units."""
+        """The units of the targets: their mean and scale, [D] each."""
         return _units(targets, self.standardise)
 
     def fitted_hyper(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Hyper:
@@ -159,7 +159,7 @@ class Poisson(NothingLearned, DiagonalFisher):
     tempered: ClassVar[bool] = False
 
     def check_targets(self, targets: Tensor) -> None:
-        """Targets are counts."""
+        """Raise a ValueError unless targets are counts."""
         values = targets.double()
         bad = ~((values >= 0) & (values == values.floor()) & values.isfinite())
         if bool(bad.any()):
@@ -169,7 +169,7 @@ class Poisson(NothingLearned, DiagonalFisher):
             )
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """One count for each log rate."""
+        """Raise a ValueError unless there is one count for each log rate."""
         self.check_targets(targets)
         check_shape("Poisson", outputs, targets)
 
@@ -194,7 +194,7 @@ class Poisson(NothingLearned, DiagonalFisher):
         return PoissonPredictive(within_range(outputs.exp()))
 
     def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> PoissonPredictive:
-        """There is none."""
+        """Raise a ValueError: a Poisson prediction has no closed form."""
         raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
 
 

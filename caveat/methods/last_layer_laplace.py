@@ -92,9 +92,9 @@ class LastLayerLaplace(LaplaceKnobs):
 def _last_to_act(task: Task, network: Network, names: Iterable[str]) -> set[str]:
     """The layer of the weights that the last function to take any takes; two where it takes one of another's, tied."""
     params = network.params()
-    own = dict(network.module.named_parameters()) | params
+    parameters = dict(network.module.named_parameters()) | params
     x, _ = next(iter(task.train.batches([torch.arange(min(3, task.n))], network.device)))
-    tape = Tape({id(own[name]): name for name in names}, count_rows(x))
+    tape = Tape({id(parameters[name]): name for name in names}, count_rows(x))
     with torch.no_grad(), plain_attention(), tape:
         network(params, x)
     return set(map(_layer, tape.last))

@@ -86,11 +86,11 @@ class SampledLaplace(Method):
 
     @property
     def default_draws(self) -> int:
-        """All samples."""
+        """As many draws as there are samples."""
         return self.samples
 
     def closed_form(self, likelihood: Likelihood) -> bool:
-        """Where it is asked for, or exact but for the variance's own error."""
+        """Yes where it is asked for, or where it is exact but for the error of a variance from samples."""
         return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, Gaussian))
 
     def memory(self, network: Network) -> int:
@@ -100,8 +100,8 @@ class SampledLaplace(Method):
         return copies_of_the_weights(self.samples, solved, rank) * network.n_parameters * network.dtype.itemsize
 
     def check(self, task: Task, device: torch.device) -> None:
-        """Refuse before anything is trained."""
-        network = self._own(task.network)
+        """Refuse what can be refused before a start is trained."""
+        network = self._restricted(task.network)
         if network.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
@@ -115,8 +115,8 @@ class SampledLaplace(Method):
             )
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
-        """The sketch, the prior precision, the samples, their temperature."""
-        network = self._own(task.network.to(run.device))
+        """Linearise, find the prior precision, solve for the samples, and find their temperature."""
+        network = self._restricted(task.network.to(run.device))
         params, hyper = dict(start["params"]), dict(start["hyper"])
         if hyper.pop("temperature", None) is not None:
             run.warnings.append("the start's temperature was left out: the posterior's own width takes its place")
@@ -141,17 +141,17 @@ class SampledLaplace(Method):
         first = self.first_precision or (1000.0 if scaled else unit)  # a strong prior is quick to solve for
         value = first if isinstance(self.precision, str) else self.precision
         alpha = torch.full((len(names),), float(value), dtype=torch.float64, device=run.device)
-        found = Hyperparameters(alpha, 1.0, groups, None if groups is None else tuple(names))
-        tuned = sampler.tuned(found, self.tuning) if self.precision in ("evidence", "layers") else None
-        found = found if tuned is None else tuned.hyper
+        precisions = Hyperparameters(alpha, 1.0, groups, None if groups is None else tuple(names))
+        tuned = sampler.tuned(precisions, self.tuning) if self.precision in ("evidence", "layers") else None
+        precisions = precisions if tuned is None else tuned.hyper
         known = None if tuned is None else tuned.samples
-        groups_of_samples = list(sampler.groups(found, self.samples, self.at_once, known))
+        groups_of_samples = list(sampler.groups(precisions, self.samples, self.at_once, known))
         notes = [note for _, note in groups_of_samples]
-        if "log_noise" in hyper and found.noise != 1:
-            hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(found.noise).log().to(hyper["log_noise"])
+        if "log_noise" in hyper and precisions.noise != 1:
+            hyper["log_noise"] = hyper["log_noise"] - 0.5 * torch.tensor(precisions.noise).log().to(hyper["log_noise"])
         said = [*([] if tuned is None else tuned.warnings), *(text for note in notes for text in note["warnings"])]
         run.warnings.extend(text for text in dict.fromkeys(said) if text not in run.warnings)
-        report = _report(found, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
+        report = _report(precisions, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
         state = SampleState(params, hyper, tuple(samples for samples, _ in groups_of_samples))
@@ -184,15 +184,15 @@ class SampledLaplace(Method):
             return self.g_prior
         return self.precision != "given" and bool(normalisations(network))
 
-    def _own(self, network: Network) -> Network:
+    def _restricted(self, network: Network) -> Network:
         """The network restricted to the weights of the linear model."""
         if self.normalisation_weights:
             return network
         layers = normalisations(network)
-        kept = [name for name in network.names if name.rpartition(".")[0] not in layers]
-        if not kept:
+        names = [name for name in network.names if name.rpartition(".")[0] not in layers]
+        if not names:
             raise ValueError("normalisation_weights=False leaves no weights: all that are selected are of such layers")
-        return network.restricted(kept)
+        return network.restricted(names)
 
     def _groups(self, network: Network) -> tuple[list[str], tuple[int, ...] | None]:
         """The layers and how many weights each has, which lie one after the other; or one group of all."""
@@ -205,17 +205,19 @@ class SampledLaplace(Method):
         return list(counts), tuple(counts.values())
 
     def _treatment(self, network: Network) -> Any:
-        kept = {name.rpartition(".")[0] for name in network.names}
+        layers = {name.rpartition(".")[0] for name in network.names}
 
         def of(layer: Layer) -> str:
-            return "samples of the linearised posterior" if layer.name in kept else "fixed at the MAP"
+            return "samples of the linearised posterior" if layer.name in layers else "fixed at the MAP"
 
         return of
 
     def predictor(self, state: State, network: Network) -> SamplePredictor:
         """The linearised network at the samples, or the network itself."""
         by_weights = self.prediction == "weights"
-        return SamplePredictor(SampleState.of(state), self._own(network), by_weights=by_weights, at_once=self.at_once)
+        return SamplePredictor(
+            SampleState.of(state), self._restricted(network), by_weights=by_weights, at_once=self.at_once
+        )
 
 
 def _report(

@@ -23,7 +23,7 @@ from caveat.engine.laplace import (
     check_laplace,
     flat_prior,
     point_of,
-    select,
+    select_weights,
     sweep_at,
     tuned_gaussian,
     what_was_done,
@@ -31,7 +31,7 @@ from caveat.engine.laplace import (
 from caveat.engine.run import Info, Run
 from caveat.network import Layer, Network
 from caveat.rows import Rows
-from caveat.storage import State, describe
+from caveat.storage import State, settings_digest
 from caveat.task import Task
 
 __all__ = ["SubnetworkLaplace"]
@@ -58,10 +58,12 @@ class SubnetworkLaplace(LaplaceKnobs):
             raise ValueError(f"weights={amount!r} takes whole parameters, so there is nothing for score= to choose")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SubnetworkLaplace) and describe(self) == describe(other)  # a score may be a tensor
+        return isinstance(other, SubnetworkLaplace) and settings_digest(self) == settings_digest(
+            other
+        )  # a score may be a tensor
 
     def __hash__(self) -> int:
-        return hash(describe(self))
+        return hash(settings_digest(self))
 
     @property
     def _samples_all_weights(self) -> bool:
@@ -139,7 +141,7 @@ class SubnetworkLaplace(LaplaceKnobs):
         if kept_choice is None:
             variances = _variances_by_samples if self._samples_all_weights else None
             prior = flat_prior(network, sweep.params)
-            selection = select(task, sweep, count, self.score, prior, part, self.keep_dead, variances)
+            selection = select_weights(task, sweep, count, self.score, prior, part, self.keep_dead, variances)
             index, report = selection.index, selection.report
             if run.ranks.first:
                 part.append("choice", {"choice": {"index": index}}, report)

@@ -40,7 +40,7 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("CAVEAT_NATIVE", "1") == "0":
         return None
     try:
-        found = ctypes.CDLL(str(built(compiler(), cache())))
+        kernels = ctypes.CDLL(str(built(compiler(), cache())))
     except (BuildError, OSError, RuntimeError) as error:  # the last: no home directory
         warnings.warn(
             f"sparse layers run through dense weights and convolutions by direct sums, which is slower: {error}. "
@@ -49,9 +49,9 @@ def library() -> ctypes.CDLL | None:
         )
         return None
     for name, pointers in POINTERS.items():
-        getattr(found, name).argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int]
-        getattr(found, name).restype = ctypes.c_int
-    return found
+        getattr(kernels, name).argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int]
+        getattr(kernels, name).restype = ctypes.c_int
+    return kernels
 
 
 def cache() -> Path:
@@ -64,8 +64,8 @@ def compiler() -> str:
     wanted = os.environ.get("CXX")
     names = [wanted] if wanted else ["c++", "g++", "clang++"]
     for name in names:
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     raise BuildError(f"no C++ compiler found (looked for {', '.join(names)})")
 
 

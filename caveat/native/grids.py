@@ -52,19 +52,19 @@ class Axis:
 
     @property
     def outputs(self) -> int:
-        """How many there are."""
+        """How many outputs the axis has."""
         return (self.size + 2 * self.padding - self.reach - 1) // self.stride + 1
 
     @property
     def pitch(self) -> int:
-        """Positions from a row to the next."""
+        """The number of positions from a row to the next."""
         if self.stride == 1:
             return self.size + max(self.padding, 2 * self.padding - self.reach)
         return -(-(self.size + 2 * self.padding) // self.stride)
 
     @property
     def phases(self) -> list[int]:
-        """Those that outputs read, in the order of their rows."""
+        """The phases that outputs read, in the order of their rows."""
         return sorted({self.dilation * kappa % self.stride for kappa in range(self.kernel)})
 
     def taps(self) -> tuple[Integers, Integers]:
@@ -96,7 +96,7 @@ class Grid:
 
     @functools.cached_property
     def address(self) -> int:
-        """Of the plan, as the kernels take it."""
+        """The address of the plan, as the kernels take it."""
         return int(self.plan.ctypes.data)
 
     @staticmethod
@@ -124,12 +124,12 @@ class Structure:
 
     @functools.cached_property
     def addresses(self) -> tuple[int, int, int | None]:
-        """Of the three, as the kernels take them."""
+        """The addresses of the three arrays, as the kernels take them."""
         return self.start.ctypes.data, self.offset.ctypes.data, None if self.order is None else self.order.ctypes.data
 
     @staticmethod
     def forward(shape: tuple[int, ...], groups: int, indices: Integers, grid: Grid) -> "Structure":
-        """By outputs."""
+        """The non-zeros by the outputs that they contribute to."""
         row, shift, _ = _parts(shape, groups, indices, grid)
         per_output = int(np.prod(shape[1:]))
         start = np.searchsorted(indices, np.arange(grid.rows[1] + 1) * per_output)
@@ -137,7 +137,7 @@ class Structure:
 
     @staticmethod
     def backward(shape: tuple[int, ...], groups: int, indices: Integers, grid: Grid) -> "Structure":
-        """By the rows of the inputs' grid."""
+        """The non-zeros by the rows of the inputs' grid that they read."""
         row, shift, output = _parts(shape, groups, indices, grid)
         # Sixteen bits are sorted by counting, which is many times faster.
         order = np.argsort(row.astype(np.uint16) if grid.rows[0] < 2**16 else row, kind="stable").astype(np.int32)

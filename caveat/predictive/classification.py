@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.protocol import Kind, log_mean_exp, row_numbers, shaped, summary
+from caveat.predictive.protocol import Kind, log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive"]
 
@@ -21,7 +21,7 @@ class CategoricalPredictive:
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
-        return summary(self)
+        return prediction_line(self)
 
     @property
     def samples(self) -> Tensor:
@@ -83,8 +83,8 @@ class CategoricalPredictive:
             return table
         labels = targets.flatten().long()
         table |= {"targets": labels, "log_prob": self.log_prob(targets).flatten()}
-        kept = labels != self.ignore_index
-        return {name: column[kept] for name, column in table.items()}
+        counted = labels != self.ignore_index
+        return {name: column[counted] for name, column in table.items()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +95,7 @@ class BernoulliPredictive:
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
-        return summary(self)
+        return prediction_line(self)
 
     @cached_property
     def _both(self) -> CategoricalPredictive:

@@ -36,6 +36,7 @@ class Predictive(Protocol):
 
 
 def log_mean_exp(values: Tensor) -> Tensor:
+    """The logarithm of the mean over draws of exp(values), [S, ...] -> [...]."""
     return values.logsumexp(0) - math.log(len(values))
 
 
@@ -52,7 +53,7 @@ def row_numbers(per_decision: Tensor) -> Tensor:
     return rows.repeat_interleave(per_decision[0].numel() if len(per_decision) else 1)
 
 
-def summary(prediction: Predictive) -> str:
+def prediction_line(prediction: Predictive) -> str:
     """What a prediction shows of itself: how many draws, and the shape of one."""
     draws, *shape = prediction.samples.shape
     return f"{type(prediction).__name__}({draws} draws of shape {shape})"

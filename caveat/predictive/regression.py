@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.protocol import Kind, log_mean_exp, row_numbers, shaped, summary
+from caveat.predictive.protocol import Kind, log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["GaussianPredictive", "PoissonPredictive", "RegressionPredictive"]
 
@@ -28,7 +28,7 @@ class GaussianPredictive:
     kind: ClassVar[Kind] = "regression"
 
     def __repr__(self) -> str:
-        return summary(self)
+        return prediction_line(self)
 
     @property
     def samples(self) -> Tensor:
@@ -103,7 +103,7 @@ class PoissonPredictive:
     kind: ClassVar[Kind] = "regression"
 
     def __repr__(self) -> str:
-        return summary(self)
+        return prediction_line(self)
 
     @property
     def samples(self) -> Tensor:

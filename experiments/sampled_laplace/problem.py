@@ -19,7 +19,7 @@ from caveat.engine.linear_model.conjugate_gradients import PreparedGradients
 from caveat.engine.linearised import linearise
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.linearised_network import NetworkModel, mode
-from caveat.engine.linearised.sampler import inputs_as_rows
+from caveat.engine.linearised.sampler import InputRows
 from caveat.engine.run import Run
 
 __all__ = ["Exact", "Problem", "lenet_small"]
@@ -115,7 +115,7 @@ class Exact:
         informative[dropped] = False  # rows with a millionth of the information between them
         some = rows.part(informative.nonzero().flatten())
         sweep = Sweep(network, start.state["params"], {}, some, Run(device=torch.device(problem.device)))
-        self.M = sweep.full(None).ggn.double()
+        self.M = sweep.full(None)[0].ggn.double()
         self.values = torch.linalg.eigvalsh(self.M).clamp_min(0)
         torch.save((self.M, self.values), kept)
 
@@ -163,7 +163,7 @@ class Exact:
         """J(x) [B m, d] and L^-1 J(x)^T, whose columns' inner products are the outputs' covariance."""
         problem = self.problem
         start = problem.start
-        features = NetworkFeatures(problem.task.network.to(problem.device), start.state["params"], inputs_as_rows(x))
+        features = NetworkFeatures(problem.task.network.to(problem.device), start.state["params"], InputRows(x))
         pieces = []
         for block in features.blocks(torch.arange(len(x)).split(20)):
             unit = torch.eye(len(block.index) * 10, device=problem.device).unflatten(1, (-1, 10))

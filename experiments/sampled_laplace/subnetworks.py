@@ -90,7 +90,7 @@ class Whole:
         """At the MAP."""
         params, hyper, network = dict(point.state["params"]), point.state["hyper"], task.network
         prior, sweep = flat_prior(network, params), Sweep(network, params, hyper, task.train, Run())
-        precision = sweep.full(None).ggn.double()
+        precision = sweep.full(None)[0].ggn.double()
         alive = precision.diagonal() > 1e-10 * precision.diagonal().mean()
         precision.diagonal().add_(prior.double())
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))

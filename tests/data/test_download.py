@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from caveat.data import download, load
-from caveat.data.download import RETRIES, SOURCES, Source, fetch
+from caveat.data.download import RETRIES, SOURCES, PublicFiles, fetch
 from caveat.data.uci import DATA, GAPS, KEYS, TABLES, remote_files
 
 
@@ -76,7 +76,7 @@ def small_mnist():
 def test_a_downloaded_set_can_be_loaded(server, tmp_path, monkeypatch):
     server.files = small_mnist()
     checksums = {file: md5(content) for file, content in server.files.items()}
-    monkeypatch.setitem(SOURCES, "mnist", Source(server.url, checksums, folder="mnist"))
+    monkeypatch.setitem(SOURCES, "mnist", PublicFiles(server.url, checksums, folder="mnist"))
     assert download("mnist", tmp_path) == tmp_path
     assert load("mnist", tmp_path).train.tensors[1].tolist() == list(range(10))
     assert sorted(server.requested) == sorted(checksums)
@@ -133,7 +133,7 @@ def test_archives_are_unpacked_and_dropped(server, tmp_path, monkeypatch):
             tar.addfile(info, io.BytesIO(record.tobytes()))
     server.files = {"cifar-10-binary.tar.gz": buffer.getvalue()}
     checksums = {"cifar-10-binary.tar.gz": md5(buffer.getvalue())}
-    monkeypatch.setitem(SOURCES, "cifar10", Source(server.url, checksums, members=SOURCES["cifar10"].members))
+    monkeypatch.setitem(SOURCES, "cifar10", PublicFiles(server.url, checksums, members=SOURCES["cifar10"].members))
     download("cifar10", tmp_path / "data")
     assert everything_in(tmp_path) == sorted(
         ["data", "data/cifar-10-batches-bin", *(f"data/{member}" for member in SOURCES["cifar10"].members)]
@@ -191,7 +191,7 @@ def test_uci_tables_that_are_not_the_published_ones_are_refused(server, tmp_path
 
 def test_downloads_go_to_the_first_folder(server, tmp_path, monkeypatch):
     server.files = {"values": b"right"}
-    monkeypatch.setitem(SOURCES, "mnist", Source(server.url, {"values": md5(b"right")}, folder="mnist"))
+    monkeypatch.setitem(SOURCES, "mnist", PublicFiles(server.url, {"values": md5(b"right")}, folder="mnist"))
     cache = download("mnist")
     assert cache.name == "caveat"
     assert (cache / "mnist" / "values").exists()
@@ -207,7 +207,7 @@ def test_only_public_sets_can_be_downloaded(name, tmp_path):
 
 
 def test_loading_never_downloads(server, tmp_path, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", Source(server.url, dict(SOURCES["mnist"].checksums), folder="mnist"))
+    monkeypatch.setitem(SOURCES, "mnist", PublicFiles(server.url, dict(SOURCES["mnist"].checksums), folder="mnist"))
     with pytest.raises(FileNotFoundError):
         load("mnist", tmp_path)
     assert server.requested == []

@@ -1,4 +1,4 @@
-"""MaskedBNN: what it draws are narrower networks, stored and run as such. Masks: see `tests/engine/test_masks.py`."""
+"""MaskedBNN: what it draws are narrower networks, stored and run as such. Masks: see `test_masks.py`."""
 
 import math
 from pathlib import Path

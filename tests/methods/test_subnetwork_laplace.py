@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import SubnetworkLaplace
-from caveat.engine.laplace import places
+from caveat.engine.flat_weights import flat_places
+from caveat.engine.laplace.memory import uses_rows
 
 N_WEIGHTS = 31
 
@@ -46,7 +47,7 @@ def fit(n: int = 40, method: type = SubnetworkLaplace, **knobs: Any) -> caveat.P
 
 def chosen(posterior: caveat.Posterior) -> Tensor:
     """Which weights, by what is stored, as positions among all of them."""
-    where = places(posterior.network)
+    where = flat_places(posterior.network)
     pieces = []
     for name, entries in posterior.state["subnetwork"].items():
         size = where[name].stop - where[name].start
@@ -83,7 +84,7 @@ def test_moments_are_those_of_the_chosen_block(weights: int | float | str, count
         assert_close(posterior.moments(NEW)[1], j @ inverse @ j.mT)
         assert_close(posterior.moments(NEW, joint=True)[1], j.flatten(0, 1) @ inverse @ j.flatten(0, 1).T)
     assert posterior.info.diagnostics["subnetwork"]["weights"] == count
-    assert posterior.info.diagnostics["form"] == ("rows" if 2 * rows < count else "full")
+    assert posterior.info.diagnostics["form"] == ("rows" if uses_rows(count, 2 * rows, 8) else "full")
     counted = {e["layer"]: e["treatment"] for e in posterior.info.coverage}
     said = [
         f"Gaussian, full covariance over {n} of {of} weights" if n else "fixed at the MAP"

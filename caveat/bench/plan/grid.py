@@ -19,7 +19,7 @@ from caveat.bench.plan.problem import Problem, Source
 from caveat.data import names as data_names
 from caveat.files import names_function
 from caveat.methods import Method, method_name
-from caveat.storage import CorruptFile, describe, read_json
+from caveat.storage import CorruptFile, read_json, settings_digest
 
 __all__ = ["Cell", "cells_of", "evaluation_key", "is_done", "is_fitted", "select"]
 
@@ -115,7 +115,7 @@ def _name(problem: Problem, model: str, label: str, seed: int, start: str | None
 
 
 def _described(choice: Choice) -> list[Any]:
-    return [method_name(choice.method), describe(choice.method), _identity(choice.prior), choice.prior_precision]
+    return [method_name(choice.method), settings_digest(choice.method), _identity(choice.prior), choice.prior_precision]
 
 
 def select(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 from caveat.data.shifts.operators import (
     both_axes,
     convolve,
@@ -19,12 +19,12 @@ from caveat.data.shifts.operators import (
 __all__ = ["BLUR"]
 
 
-def gaussian_blur(x: Tensor, sigma: float, draws: Draws) -> Tensor:
-    """A Gaussian filter."""
+def gaussian_blur(x: Tensor, sigma: float, draws: RowDraws) -> Tensor:
+    """Blur with a Gaussian filter of standard deviation sigma."""
     return gaussian_blurred(x, sigma)
 
 
-def defocus_blur(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
+def defocus_blur(x: Tensor, constants: tuple[float, float], draws: RowDraws) -> Tensor:
     """A disk, itself softened by a 3 x 3 Gaussian: (radius, sigma)."""
     radius, sigma = constants
     reach = math.floor(radius) + 2  # the softened disk, and nothing at the border
@@ -35,7 +35,7 @@ def defocus_blur(x: Tensor, constants: tuple[float, float], draws: Draws) -> Ten
     return convolve(x, soft[0, 0].to(x.dtype))
 
 
-def glass_blur(x: Tensor, constants: tuple[float, int], draws: Draws) -> Tensor:
+def glass_blur(x: Tensor, constants: tuple[float, int], draws: RowDraws) -> Tensor:
     """Smooth, move pixels by up to one, smooth again: (sigma, times that they are moved).
 
     The suite means to swap neighbours, but its swap of colour pixels writes one over the other: each pixel takes the
@@ -54,12 +54,12 @@ def glass_blur(x: Tensor, constants: tuple[float, int], draws: Draws) -> Tensor:
     return gaussian_blurred(x, sigma)
 
 
-def motion_blur(x: Tensor, constants: tuple[int, float], draws: Draws) -> Tensor:
+def motion_blur(x: Tensor, constants: tuple[int, float], draws: RowDraws) -> Tensor:
     """In a direction within 45 degrees of the horizontal: (radius, sigma)."""
     return motion_blurred(x, *constants, degrees=90 * draws.uniform(1)[:, 0] - 45)
 
 
-def zoom_blur(x: Tensor, most: float, draws: Draws) -> Tensor:
+def zoom_blur(x: Tensor, most: float, draws: RowDraws) -> Tensor:
     """The mean of the image (once more than the others) and of its zooms by 1, 1.01, 1.02, ... to just below `most`."""
     factors = np.arange(1, most, 0.01)
     total = x.clone()

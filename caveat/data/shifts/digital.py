@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from caveat.data.dataset import import_extra
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 from caveat.data.shifts.operators import box_matrix, gaussian_blurred, round_bytes, warp
 
 __all__ = ["DIGITAL"]
 
 
-def contrast(x: Tensor, kept: float, draws: Draws) -> Tensor:
+def contrast(x: Tensor, kept: float, draws: RowDraws) -> Tensor:
     """Draw every channel towards its mean over the image."""
     mean = x.mean((2, 3), keepdim=True)
     return mean + kept * (x - mean)
 
 
-def saturate(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
+def saturate(x: Tensor, constants: tuple[float, float], draws: RowDraws) -> Tensor:
     """The saturation s of HSV becomes times s + plus; images of one channel have none and stay.
 
     With v the largest channel and m the smallest, s = (v - m)/v, and a channel's distance v - x from the largest goes
@@ -38,7 +38,7 @@ def saturate(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
     return value * (1 - wanted * away)
 
 
-def pixelate(x: Tensor, share: float, draws: Draws) -> Tensor:
+def pixelate(x: Tensor, share: float, draws: RowDraws) -> Tensor:
     """Shrink to a share of the sides and enlarge again, pixels as boxes; whole bytes after each step, as Pillow has."""
     height, width = x.shape[2:]
     small = max(1, int(height * share)), max(1, int(width * share))
@@ -50,8 +50,8 @@ def pixelate(x: Tensor, share: float, draws: Draws) -> Tensor:
     return x
 
 
-def jpeg_compression(x: Tensor, quality: int, draws: Draws) -> Tensor:
-    """Through Pillow's encoder and decoder."""
+def jpeg_compression(x: Tensor, quality: int, draws: RowDraws) -> Tensor:
+    """Send the image through Pillow's JPEG encoder and decoder."""
     image = import_extra("PIL.Image")
     pixels = np.ascontiguousarray((x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).squeeze(3).numpy())
     found = np.empty_like(pixels)
@@ -62,7 +62,7 @@ def jpeg_compression(x: Tensor, quality: int, draws: Draws) -> Tensor:
     return torch.from_numpy(found.reshape(*found.shape[:3], -1)).permute(0, 3, 1, 2) / 255
 
 
-def elastic_transform(x: Tensor, constants: tuple[float, float, float], draws: Draws) -> Tensor:
+def elastic_transform(x: Tensor, constants: tuple[float, float, float], draws: RowDraws) -> Tensor:
     """An affine map that moves three points, then a smooth random field, both in shares of the shorter side.
 
     (size of the field, its smoothness, most that a point moves along an axis)

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Corruptions", "Draws"]
+__all__ = ["Corruptions", "RowDraws"]
 
 
-class Draws:
+class RowDraws:
     """Numbers for rows known by their content [N, ...], one generator a row: `[N, *shape]` in float32."""
 
     def __init__(self, content: Tensor, seed: int, name: str) -> None:
@@ -37,15 +37,15 @@ class Draws:
         return len(self._content)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal."""
+        """Standard normal numbers, [N, *shape]."""
         return self._filled(shape, lambda generator, row: generator.standard_normal(dtype=np.float32, out=row))
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform in [0, 1)."""
+        """Uniform numbers in [0, 1), [N, *shape]."""
         return self._filled(shape, lambda generator, row: generator.random(dtype=np.float32, out=row))
 
     def poisson(self, rates: Tensor) -> Tensor:
-        """One count for each rate [N, ...]."""
+        """A Poisson count for each rate, [N, ...]."""
         out = np.empty(rates.shape, dtype=np.float32)
         for generator, rate, row in zip(self._generators, rates.numpy(), out, strict=True):
             row[...] = generator.poisson(rate)
@@ -63,4 +63,4 @@ class Draws:
         return torch.from_numpy(out)
 
 
-Corruptions = dict[Callable[[Tensor, Any, Draws], Tensor], tuple[Any, ...]]  # functions, and constants by severity
+Corruptions = dict[Callable[[Tensor, Any, RowDraws], Tensor], tuple[Any, ...]]  # functions, and constants by severity

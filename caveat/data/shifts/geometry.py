@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caveat.data.shifts.draws import Draws
+from caveat.data.shifts.draws import RowDraws
 from caveat.data.shifts.operators import warp
 
 __all__ = ["rotate", "rotation", "translation"]
@@ -44,12 +44,12 @@ def rotate(images: Tensor, degrees: float, fill: float | Sequence[float] = 0.0) 
     return turned + background
 
 
-def rotation(x: Tensor, degrees: float, draws: Draws) -> Tensor:
+def rotation(x: Tensor, degrees: float, draws: RowDraws) -> Tensor:
     """Turned counter-clockwise; what comes into view is black."""
     return rotate(x, degrees)
 
 
-def translation(x: Tensor, share: float, draws: Draws) -> Tensor:
+def translation(x: Tensor, share: float, draws: RowDraws) -> Tensor:
     """Moved by a share of the shorter side, in a direction of each image's own; what comes into view is black."""
     height, width = x.shape[2:]
     angle = 2 * math.pi * draws.uniform(1, 1)  # [N, 1, 1]

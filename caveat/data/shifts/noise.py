@@ -1,34 +1,34 @@
 """Noise: Gaussian, Poisson counts, salt and pepper, and noise in proportion to the pixel.
 
 Every function here and in the files beside takes pixels [N, C, H, W] in [0, 1], the constants of a severity and the
-images' own `Draws`; what leaves [0, 1] is cut by the caller.
+images' own `RowDraws`; what leaves [0, 1] is cut by the caller.
 """
 
 from torch import Tensor
 
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 
 __all__ = ["NOISE"]
 
 
-def gaussian_noise(x: Tensor, scale: float, draws: Draws) -> Tensor:
-    """Add scale e."""
+def gaussian_noise(x: Tensor, scale: float, draws: RowDraws) -> Tensor:
+    """Add scale e with e standard normal."""
     return x + scale * draws.normal(*x.shape[1:])
 
 
-def shot_noise(x: Tensor, photons: float, draws: Draws) -> Tensor:
+def shot_noise(x: Tensor, photons: float, draws: RowDraws) -> Tensor:
     """A white pixel counts `photons` on average."""
     return draws.poisson(x * photons) / photons
 
 
-def impulse_noise(x: Tensor, share: float, draws: Draws) -> Tensor:
+def impulse_noise(x: Tensor, share: float, draws: RowDraws) -> Tensor:
     """A share of the values becomes 0 or 1, as likely the one as the other."""
     u = draws.uniform(*x.shape[1:])
     return x.masked_fill(u < share, 0.0).masked_fill(u < share / 2, 1.0)
 
 
-def speckle_noise(x: Tensor, scale: float, draws: Draws) -> Tensor:
-    """Add scale x e."""
+def speckle_noise(x: Tensor, scale: float, draws: RowDraws) -> Tensor:
+    """Add scale x e with e standard normal."""
     return x + scale * x * draws.normal(*x.shape[1:])
 
 

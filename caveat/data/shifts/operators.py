@@ -60,11 +60,11 @@ def gaussian_blurred(x: Tensor, sigma: float, border: Border = "edge", truncate:
     taps /= taps.sum()
 
     def matrix(side: int) -> Tensor:
-        found = np.zeros((side, side))
+        blur = np.zeros((side, side))
         place = np.arange(side)
         for offset, weight in zip(range(-radius, radius + 1), taps, strict=True):
-            np.add.at(found, (place, _inside(place + offset, side, border)), weight)
-        return torch.from_numpy(found).float()
+            np.add.at(blur, (place, _inside(place + offset, side, border)), weight)
+        return torch.from_numpy(blur).float()
 
     return both_axes(x, matrix) if radius else x
 
@@ -76,10 +76,10 @@ def zoom_matrix(side: int, factor: float) -> Tensor:
     start, trimmed = (side - cut) // 2, (length - side) // 2
     place = (trimmed + np.arange(side)) * ((cut - 1) / max(length - 1, 1))  # within what was cut out
     low = np.minimum(np.floor(place), max(cut - 2, 0)).astype(int)
-    found = np.zeros((side, side))
-    found[np.arange(side), start + low] += 1 - (place - low)
-    found[np.arange(side), start + np.minimum(low + 1, cut - 1)] += place - low
-    return torch.from_numpy(found).float()
+    zoom = np.zeros((side, side))
+    zoom[np.arange(side), start + low] += 1 - (place - low)
+    zoom[np.arange(side), start + np.minimum(low + 1, cut - 1)] += place - low
+    return torch.from_numpy(zoom).float()
 
 
 def box_matrix(side: int, length: int) -> Tensor:

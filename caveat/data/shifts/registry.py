@@ -23,7 +23,7 @@ from caveat.data.dataset import Array, DataSet
 from caveat.data.shifts import rows as of_rows
 from caveat.data.shifts.blur import BLUR
 from caveat.data.shifts.digital import DIGITAL
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 from caveat.data.shifts.geometry import rotation, translation
 from caveat.data.shifts.noise import NOISE
 from caveat.data.shifts.operators import CLOSE, cut_bytes
@@ -45,7 +45,7 @@ class Shift:
     group: Group
     severities: tuple[float, ...]
     unit: str  # of the severity
-    change: Callable[[Tensor, Any, Draws], Tensor]
+    change: Callable[[Tensor, Any, RowDraws], Tensor]
     lowest: float | None = None  # any severity from here on will do; without it only the listed ones
 
     def check(self, severity: float) -> None:
@@ -57,7 +57,7 @@ class Shift:
 
 def _suite(group: Group, corruptions: Corruptions) -> dict[str, Shift]:
     def at(
-        change: Callable[..., Tensor], constants: tuple[Any, ...], x: Tensor, severity: float, draws: Draws
+        change: Callable[..., Tensor], constants: tuple[Any, ...], x: Tensor, severity: float, draws: RowDraws
     ) -> Tensor:
         return change(x, constants[int(severity) - 1], draws)
 
@@ -95,16 +95,16 @@ def shift(x: AnyArray, name: str, severity: float, seed: int = 0) -> AnyArray:
         seed: draws whatever is random. An image's draws follow from the seed and from its own pixels, so it comes out
             the same in any batch.
     """
-    found = known_shift(name)
-    found.check(severity)
+    kind = known_shift(name)
+    kind.check(severity)
     tensor = torch.from_numpy(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x
     if not isinstance(tensor, Tensor):
         raise TypeError(f"shift takes a numpy array or a tensor, not a {type(x).__name__}")
     tensor = tensor.detach()
-    if found.group == "rows":
-        out = _change_rows(tensor, found, severity, seed)
+    if kind.group == "rows":
+        out = _change_rows(tensor, kind, severity, seed)
     else:
-        out = _change_images(tensor, found, severity, seed)
+        out = _change_images(tensor, kind, severity, seed)
     return out.numpy() if isinstance(x, np.ndarray) else out
 
 
@@ -117,15 +117,15 @@ def known_shift(name: str) -> Shift:
     raise ValueError(f"there is no shift {name!r}: {hint}")
 
 
-def _change_images(x: Tensor, found: Shift, severity: float, seed: int) -> Tensor:
-    axis = _channel_axis(x, found.name)
+def _change_images(x: Tensor, kind: Shift, severity: float, seed: int) -> Tensor:
+    axis = _channel_axis(x, kind.name)
     images = x.unsqueeze(1) if axis is None else x.movedim(axis, 1)  # [N, C, H, W]
     if not images.is_floating_point() and images.dtype != torch.uint8:
-        raise ValueError(f"{found.name} takes bytes or floats in [0, 1], not {images.dtype}")
+        raise ValueError(f"{kind.name} takes bytes or floats in [0, 1], not {images.dtype}")
     low, high = (float(end) for end in images.aminmax()) if images.numel() else (0.0, 1.0)
     if images.is_floating_point() and not -CLOSE <= low <= high <= 1 + CLOSE:
         raise ValueError(
-            f"{found.name} takes floats in [0, 1], but these run from {low:.3g} to {high:.3g}: give pixels, or let "
+            f"{kind.name} takes floats in [0, 1], but these run from {low:.3g} to {high:.3g}: give pixels, or let "
             "`shifted` take a data set's own standardisation back"
         )
     out = torch.empty(images.shape, dtype=images.dtype)
@@ -135,7 +135,7 @@ def _change_images(x: Tensor, found: Shift, severity: float, seed: int) -> Tenso
             part.cpu().float() / 255 if part.dtype == torch.uint8 else part.cpu().float().clamp(0, 1)
         ).contiguous()
         content = (pixels * 255).round().to(torch.uint8)
-        changed = found.change(pixels, severity, Draws(content, seed, found.name)).clamp(0, 1)
+        changed = kind.change(pixels, severity, RowDraws(content, seed, kind.name)).clamp(0, 1)
         # bytes are cut and not rounded, as in the published sets
         into.copy_((cut_bytes(changed) * 255).round() if part.dtype == torch.uint8 else changed)
     out = out.squeeze(1) if axis is None else out.movedim(1, axis)
@@ -159,26 +159,26 @@ def _channel_axis(x: Tensor, name: str) -> int | None:
     return axis
 
 
-def _change_rows(x: Tensor, found: Shift, severity: float, seed: int) -> Tensor:
+def _change_rows(x: Tensor, kind: Shift, severity: float, seed: int) -> Tensor:
     if x.ndim != 2 or not x.is_floating_point():
-        raise ValueError(f"{found.name} takes rows of floats [N, D], not {x.dtype} {tuple(x.shape)}")
+        raise ValueError(f"{kind.name} takes rows of floats [N, D], not {x.dtype} {tuple(x.shape)}")
     rows = x.cpu().float()
-    return found.change(rows, severity, Draws(rows, seed, found.name)).to(x.device, x.dtype)
+    return kind.change(rows, severity, RowDraws(rows, seed, kind.name)).to(x.device, x.dtype)
 
 
 def shifted(
     data: DataSet, name: str, severities: tuple[float, ...] | None = None, seed: int = 0
 ) -> dict[float, ShiftedRows]:
     """A data set's test rows at every severity of a shift, in its own standardisation: a family for `evaluate`."""
-    found = known_shift(name)
-    for severity in severities or found.severities:
-        found.check(severity)
+    kind_of_shift = known_shift(name)
+    for severity in severities or kind_of_shift.severities:
+        kind_of_shift.check(severity)
     x = data.test.tensors[0]
-    if (x.ndim == 2) != (found.group == "rows"):
+    if (x.ndim == 2) != (kind_of_shift.group == "rows"):
         kind = "images" if x.ndim == 4 else "rows"
         fitting = [other.name for other in SHIFTS.values() if (other.group == "rows") == (x.ndim == 2)]
         raise ValueError(f"{name} is no shift for {data.name}, which has {kind}; these are: {', '.join(fitting)}")
-    return {severity: ShiftedRows(data, name, severity, seed) for severity in severities or found.severities}
+    return {severity: ShiftedRows(data, name, severity, seed) for severity in severities or kind_of_shift.severities}
 
 
 class ShiftedRows(Dataset):

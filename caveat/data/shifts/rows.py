@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 
 from caveat.data.dataset import Arrays, DataSet, assemble
-from caveat.data.shifts.draws import Draws
+from caveat.data.shifts.draws import RowDraws
 
 __all__ = ["feature_shift", "gap_mask", "gap_split", "signal_noise", "signal_scale", "signal_shift"]
 
 
-def feature_shift(x: Tensor, deviations: float, draws: Draws) -> Tensor:
+def feature_shift(x: Tensor, deviations: float, draws: RowDraws) -> Tensor:
     """Every column moves by this many standard deviations, up or down: the same way for all rows, by the seed."""
     signs = torch.where(draws.shared(x.shape[1]) < 0.5, -1.0, 1.0)
     return x + deviations * signs
 
 
-def signal_noise(x: Tensor, deviations: float, draws: Draws) -> Tensor:
-    """Add deviations e."""
+def signal_noise(x: Tensor, deviations: float, draws: RowDraws) -> Tensor:
+    """Add deviations e with e standard normal."""
     return x + deviations * draws.normal(x.shape[1])
 
 
-def signal_shift(x: Tensor, share: float, draws: Draws) -> Tensor:
+def signal_shift(x: Tensor, share: float, draws: RowDraws) -> Tensor:
     """Moved along the axis by a share of the length, to the left or right by each row; what leaves comes in again."""
     length = x.shape[1]
     sign = torch.where(draws.uniform(1) < 0.5, -1.0, 1.0)  # [N, 1]
@@ -33,7 +33,7 @@ def signal_shift(x: Tensor, share: float, draws: Draws) -> Tensor:
     return torch.lerp(first, second, place - low)
 
 
-def signal_scale(x: Tensor, more: float, draws: Draws) -> Tensor:
+def signal_scale(x: Tensor, more: float, draws: RowDraws) -> Tensor:
     """Larger or smaller by a factor 1 + more, as each row has it."""
     return x * torch.where(draws.uniform(1) < 0.5, 1 / (1 + more), 1 + more)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 from caveat.data.shifts.operators import CLOSE, convolve, cut_bytes, gaussian_blurred
 from caveat.data.shifts.weather import grey
 
@@ -20,7 +20,7 @@ EDGES = (50.0, 150.0)  # gradients from which a pixel may be, and is, an edge
 FARTHEST = 20.0  # distances beyond are all alike
 
 
-def spatter(x: Tensor, constants: tuple[float, float, float, float, float, bool], draws: Draws) -> Tensor:
+def spatter(x: Tensor, constants: tuple[float, float, float, float, float, bool], draws: RowDraws) -> Tensor:
     """(mean and spread of the noise, its smoothness, threshold, strength or softness, whether it is mud)."""
     mean, spread, smooth, threshold, strength, is_mud = constants
     liquid = gaussian_blurred(mean + spread * draws.normal(1, *x.shape[2:]), smooth)  # [N, 1, H, W]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caveat.data.shifts.draws import Corruptions, Draws
+from caveat.data.shifts.draws import Corruptions, RowDraws
 from caveat.data.shifts.operators import both_axes, cut_bytes, motion_blurred, zoom_matrix
 
 __all__ = ["WEATHER", "grey"]
@@ -29,7 +29,7 @@ def grey(x: Tensor) -> Tensor:
     return x if x.shape[1] == 1 else (x * x.new_tensor(LUMINANCE).view(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
-def snow(x: Tensor, constants: tuple[float, float, float, float, int, float, float], draws: Draws) -> Tensor:
+def snow(x: Tensor, constants: tuple[float, float, float, float, int, float, float], draws: RowDraws) -> Tensor:
     """Flakes (mean, spread, zoom, threshold), smeared (radius, sigma), over a paled image (share that is kept)."""
     mean, spread, zoom, threshold, radius, sigma, kept = constants
     flakes = mean + spread * draws.normal(1, *x.shape[2:])
@@ -40,7 +40,7 @@ def snow(x: Tensor, constants: tuple[float, float, float, float, int, float, flo
     return paled + flakes + flakes.rot90(2, (2, 3))
 
 
-def frost(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
+def frost(x: Tensor, constants: tuple[float, float], draws: RowDraws) -> Tensor:
     """A piece of a frosted pane over the image: (share of the image, share of the pane)."""
     of_image, of_pane = constants
     height, width = x.shape[2:]
@@ -79,7 +79,7 @@ def _standard(field: np.ndarray) -> np.ndarray:
     return (field - field.mean()) / field.std()
 
 
-def fog(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
+def fog(x: Tensor, constants: tuple[float, float], draws: RowDraws) -> Tensor:
     """A layer of plasma (thickness, decay of its detail), and the light drawn back to what the image had."""
     thickness, decay = constants
     height, width = x.shape[2:]
@@ -88,7 +88,7 @@ def fog(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
     return (x + thickness * layer) * most / (most + thickness)
 
 
-def plasma(side: int, decay: float, draws: Draws) -> Tensor:
+def plasma(side: int, decay: float, draws: RowDraws) -> Tensor:
     """Diamond-square fractals [N, side, side] from 0 to 1, periodic; side is a power of two.
 
     Each halving of the step sets the middles of squares, then of diamonds, to the mean of their four corners plus
@@ -114,7 +114,7 @@ def plasma(side: int, decay: float, draws: Draws) -> Tensor:
     return found / found.amax((1, 2), keepdim=True)
 
 
-def brightness(x: Tensor, more: float, draws: Draws) -> Tensor:
+def brightness(x: Tensor, more: float, draws: RowDraws) -> Tensor:
     """Raise the value of HSV, the largest channel v: the others follow in proportion, x (v + more) / v."""
     value = x.amax(1, keepdim=True)
     raised = (value + more).clamp_max(1)

@@ -6,7 +6,7 @@
     laplace_steps      the steps that their fits take, in order
     chosen_weights     the weights that a posterior is over
     selection          which weights to be Bayesian about
-    sweep              passes over the data that sum a curvature
+    sweep              passes over the data that sum a curvature; `gram_matrix`, the sum of F^T F in pieces
     gaussians          the Gaussian of a full or low-rank curvature
     layer_gaussians    the Gaussian of diagonal and Kronecker-factored curvatures
     prior_precision    the prior precision: given, by evidence, or by validation rows
@@ -31,7 +31,7 @@ from caveat.engine.laplace.laplace_steps import (
 )
 from caveat.engine.laplace.memory import Structure
 from caveat.engine.laplace.prior_precision import tuned_gaussian
-from caveat.engine.laplace.selection import SubnetworkScore, select
+from caveat.engine.laplace.selection import SubnetworkScore, select_weights
 from caveat.engine.laplace.sweep import Sweep
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "check_laplace",
     "flat_prior",
     "point_of",
-    "select",
+    "select_weights",
     "structure_treatment",
     "sweep_at",
     "tuned_gaussian",

@@ -67,15 +67,15 @@ class ChosenWeights:
         return self.network.n_parameters if self.index is None else len(self.index)
 
     def of(self, values: Tensor) -> Tensor:
-        """The chosen ones, [n], of values of all weights of the network."""
+        """The values of the chosen weights, [n], out of values of all weights of the network."""
         return values if self.index is None else values[self.index.to(values.device)]
 
     def weights(self, params: Params) -> Tensor:
-        """The chosen weights themselves, [n]."""
+        """The chosen weights themselves, [n], out of all parameters."""
         return self.of(flat(self.network, params))
 
     def prior(self, params: Params) -> Tensor:
-        """The prior precision of each, [n]."""
+        """The prior precision of each chosen weight, [n]."""
         return self.of(flat_prior(self.network, params))
 
     def moved(self, params: Params, delta: Tensor) -> Params:
@@ -89,7 +89,7 @@ class ChosenWeights:
         return params | {name: vector[place].reshape(params[name].shape) for name, place in places.items()}
 
     def by_layer(self) -> list[tuple[str, Tensor]]:
-        """Positions of each layer's weights among the chosen ones."""
+        """The layers with chosen weights, each with the positions of its weights among the chosen ones."""
         groups: dict[str, list[Tensor]] = {}
         for name, place in flat_places(self.network).items():
             if self.index is None:
@@ -101,7 +101,7 @@ class ChosenWeights:
         return [(layer or "(module)", torch.cat(parts).to(self.network.device)) for layer, parts in groups.items()]
 
     def layer_counts(self) -> dict[str, int]:
-        """How many weights are chosen of each layer that owns a parameter concerned."""
+        """How many weights are chosen in each layer that has any."""
         counts: dict[str, int] = {}
         for name, entries in self._entries().items():
             layer = name.rpartition(".")[0]

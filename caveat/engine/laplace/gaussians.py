@@ -4,9 +4,9 @@
     LowRankGaussian   P = diag(prior) + rows^T rows, by Woodbury's identity   m n numbers, m rows
     LayerGaussian     no covariance between parts (`layer_gaussians.py`)
 
-Each says the covariance of J delta for the Jacobian of a forward pass (`Here`), draws delta, shifts outputs by J delta,
-and gives its log determinant and the marginal variances. A curvature makes the Gaussian of any prior; its `path` serves
-every multiple of one prior with the work of a single decomposition.
+For the Jacobian J of a forward pass (`RowPass`) each Gaussian gives the covariance of J delta, draws of delta, the
+shifts J delta that draws make to the outputs, its log determinant and its marginal variances. A curvature makes the
+Gaussian of any prior; its `path` serves every multiple of one prior with the work of a single decomposition.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from caveat.engine.row_gradients import Here, Jacobian
+from caveat.engine.row_gradients import Jacobian, RowPass
 from caveat.network import Params
 from caveat.randomness import normals
 
@@ -45,17 +45,17 @@ class WeightGaussian(Protocol):
     def prior(self) -> Tensor:
         """Prior precisions, [n]."""
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
         """Covariance of J delta: of each row's D outputs [B, D, D], or of all rows together [B D, B D]."""
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draws, [count, n], in coordinates of the Gaussian's own."""
+        """Draws of delta, [count, n], in the Gaussian's own coordinates."""
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta for each draw, [count, B, D]."""
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """The draws as weights, [count, n]."""
+        """The weights [count, n] that draws in the Gaussian's own coordinates stand for."""
 
     def log_det(self) -> float:
         """Log determinant of the precision P."""
@@ -64,10 +64,10 @@ class WeightGaussian(Protocol):
         """The diagonal of P^-1, [n]."""
 
     def tensors(self) -> Params:
-        """What is stored."""
+        """The tensors that a posterior stores of it."""
 
     def curvature(self) -> "Curvature":
-        """What the data gave."""
+        """The data's part of the precision."""
 
 
 class PrecisionPath(Protocol):
@@ -80,7 +80,7 @@ class PrecisionPath(Protocol):
     def lowest(self) -> float:
         """The least scale at which the precision is positive definite beyond rounding."""
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
         """Covariance of each row's outputs for each scale, [K, B, D, D]."""
 
     def log_det(self, scale: float) -> float:
@@ -99,7 +99,7 @@ class Curvature(Protocol):
         """All multiples of these prior precisions at once."""
 
     def times(self, factor: float) -> "Curvature":
-        """The curvature times a number: of rows that say more or less than was thought."""
+        """The curvature times a number, as for rows that carry more or less information than was assumed."""
 
     def tensors(self) -> Params:
         """The sums that a pass over the data makes, which add up over data."""
@@ -113,22 +113,22 @@ class DenseGaussian:
     prior: Tensor
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
-        """As the columns of all outputs fit."""
+        """How many rows a pass should take, as the gradients of all their outputs fit."""
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
     def _whitened(self, j: Tensor) -> Tensor:
-        """Times L^-T: what j delta is made of in independent standard normals."""
+        """J L^-T, [..., n]: the coefficients of J delta in independent standard normals."""
         flat = j.flatten(0, -2)
         solved = torch.linalg.solve_triangular(self.cholesky.to(flat.dtype), flat.T, upper=False).T
         return solved.reshape(j.shape)
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
-        """J P^-1 J^T from half of it."""
-        more_rows_than_weights = here.outputs.numel() > len(self.prior)
-        if more_rows_than_weights and here.features() is not None:  # the inverse is less work than solving for J
-            half = here.times(self._inverse)
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
+        """J P^-1 J^T as half half^T, with half = J L^-T."""
+        more_rows_than_weights = row_pass.outputs.numel() > len(self.prior)
+        if more_rows_than_weights and row_pass.features() is not None:  # the inverse is less work than solving for J
+            half = row_pass.times(self._inverse)
         else:
-            half = self._whitened(here.rows())
+            half = self._whitened(row_pass.rows())
         half = half.flatten(0, 1) if joint else half
         return half @ half.mT
 
@@ -143,12 +143,12 @@ class DenseGaussian:
         z = normals((len(self.prior), count), rng, self.cholesky)
         return torch.linalg.solve_triangular(self.cholesky.mT, z, upper=True).T
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
-        """J delta."""
-        return torch.movedim(here.times(deltas.T), -1, 0)
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
+        """J delta for each draw, [count, B, D]."""
+        return torch.movedim(row_pass.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """They are weights."""
+        """The draws themselves: the coordinates are weights."""
         return deltas
 
     def log_det(self) -> float:
@@ -156,15 +156,15 @@ class DenseGaussian:
         return 2 * float(self.cholesky.diagonal().double().log().sum())
 
     def variances(self) -> Tensor:
-        """The diagonal of the inverse."""
+        """The diagonal of P^-1, [n]."""
         return torch.cholesky_inverse(self.cholesky).diagonal()
 
     def tensors(self) -> Params:
-        """The factor and the prior."""
+        """The Cholesky factor [n, n] and the prior precisions [n]."""
         return {"cholesky": self.cholesky, "prior": self.prior}
 
     def curvature(self) -> "FullCurvature":
-        """What the data gave: P less the prior."""
+        """The data's part of the precision: P less the prior."""
         factor = in_float64(self.cholesky)
         precision = factor @ factor.mT
         precision.diagonal().sub_(self.prior.to(factor))
@@ -179,7 +179,7 @@ class FullCurvature:
     form: ClassVar[str] = "full"
 
     def gaussian(self, prior: Tensor) -> DenseGaussian:
-        """Factor GGN + diag(prior)."""
+        """The Gaussian of precision GGN + diag(prior), factored."""
         return DenseGaussian(_factored(in_float64(self.ggn, copy=True), prior).to(prior.dtype), prior)
 
     def path(self, prior: Tensor) -> "_Spectrum":
@@ -196,7 +196,7 @@ class FullCurvature:
         return FullCurvature(self.ggn * factor)
 
     def tensors(self) -> Params:
-        """The matrix."""
+        """The GGN matrix, [n, n]."""
         return {"ggn": self.ggn}
 
 
@@ -210,8 +210,8 @@ class _Spectrum:
     def rows_at_once(self, jacobian: Jacobian) -> int:
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        rotated = here.times(self.vectors)
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
+        rotated = row_pass.times(self.vectors)
         values = self.values.to(rotated.dtype)
         return torch.stack([(rotated / (values + scale)) @ rotated.mT for scale in scales])
 
@@ -231,12 +231,12 @@ class LowRankGaussian:
     prior: Tensor
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
-        """As the columns of all outputs fit."""
+        """How many rows a pass should take, as the gradients of all their outputs fit."""
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
         """J D^-1 J^T - (J D^-1 rows^T) K^-1 (rows D^-1 J^T)."""
-        j = here.rows()
+        j = row_pass.rows()
         if self.rows.numel() + j.numel() < 2**26:
             j = j.double()  # two large terms nearly cancel where the data say much
         j = j.flatten(0, 1) if joint else j
@@ -244,7 +244,7 @@ class LowRankGaussian:
         part = (scaled @ self.rows.to(j.dtype).T).flatten(0, -2)  # [..., m]
         solved = torch.linalg.solve_triangular(self.cholesky.to(j.dtype), part.T, upper=False).T
         half = solved.reshape(*j.shape[:-1], -1)
-        return (scaled @ j.mT - half @ half.mT).to(here.outputs.dtype)
+        return (scaled @ j.mT - half @ half.mT).to(row_pass.outputs.dtype)
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
         """As u - D^-1 rows^T K^-1 (rows u + e) with u ~ N(0, D^-1), e standard normal: conditioning a prior draw."""
@@ -254,30 +254,30 @@ class LowRankGaussian:
         solved = torch.cholesky_solve(target, self.cholesky).T.to(self.rows.dtype)
         return u - (solved @ self.rows) / self.prior.to(self.rows.dtype)
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
-        """J delta."""
-        return torch.movedim(here.times(deltas.T), -1, 0)
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
+        """J delta for each draw, [count, B, D]."""
+        return torch.movedim(row_pass.times(deltas.T), -1, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """They are weights."""
+        """The draws themselves: the coordinates are weights."""
         return deltas
 
     def log_det(self) -> float:
-        """log|D| + log|K|."""
+        """The log determinant of P, which is log|D| + log|K|."""
         return float(self.prior.double().log().sum()) + 2 * float(self.cholesky.diagonal().double().log().sum())
 
     def variances(self) -> Tensor:
-        """The diagonal of Woodbury's identity."""
+        """The diagonal of P^-1, [n], by Woodbury's identity."""
         solved = torch.linalg.solve_triangular(self.cholesky, self.rows.to(self.cholesky.dtype), upper=False)
         half = solved / self.prior.to(solved)
         return (1 / self.prior.to(half) - half.square().sum(0)).to(self.rows.dtype)
 
     def tensors(self) -> Params:
-        """Rows, factor, prior."""
+        """The rows [m, n], the Cholesky factor [m, m] and the prior precisions [n]."""
         return {"rows": self.rows, "cholesky": self.cholesky, "prior": self.prior}
 
     def curvature(self) -> "StackedCurvature":
-        """What the data gave."""
+        """The data's part of the precision."""
         return StackedCurvature(self.rows)
 
 
@@ -289,7 +289,7 @@ class StackedCurvature:
     form: ClassVar[str] = "rows"
 
     def gaussian(self, prior: Tensor) -> LowRankGaussian:
-        """Factor K, which is small."""
+        """The Gaussian of precision rows^T rows + diag(prior); only K, [m, m], is factored."""
         return self._with(self._inner(prior), prior)
 
     def path(self, prior: Tensor) -> "_DualSpectrum":
@@ -305,8 +305,8 @@ class StackedCurvature:
         """Rows D^-1 rows^T; nearly singular where rows say the same, so in float64 where it is small."""
         m = len(self.rows)
         total = self.rows.new_zeros(m, m, dtype=torch.float64 if m <= DOUBLE_UP_TO else None)
-        for rows, own in zip(self.rows.split(2**10, 1), prior.split(2**10), strict=True):
-            scaled = rows.to(total.dtype) / own.to(total).sqrt()
+        for rows, precisions in zip(self.rows.split(2**10, 1), prior.split(2**10), strict=True):
+            scaled = rows.to(total.dtype) / precisions.to(total).sqrt()
             total.addmm_(scaled, scaled.T)
         return total
 
@@ -314,7 +314,7 @@ class StackedCurvature:
         return LowRankGaussian(self.rows, _factored(inner, torch.ones_like(inner[0])), prior)
 
     def tensors(self) -> Params:
-        """The rows."""
+        """The rows, [m, n]."""
         return {"rows": self.rows}
 
 
@@ -334,13 +334,13 @@ class _DualSpectrum:
     def rows_at_once(self, jacobian: Jacobian) -> int:
         return jacobian.rows_at_once(jacobian.plan.outputs)
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        j = here.rows().to(self.values.dtype)  # two large terms nearly cancel where the data say much
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
+        j = row_pass.rows().to(self.values.dtype)  # two large terms nearly cancel where the data say much
         scaled = j / self.prior.to(j)
         rotated = scaled @ self.rows.to(j.dtype).T @ self.vectors
         before = scaled @ j.mT
-        found = [(before - (rotated / (self.values + scale)) @ rotated.mT) / scale for scale in scales]
-        return torch.stack(found).to(here.outputs.dtype)
+        by_scale = [(before - (rotated / (self.values + scale)) @ rotated.mT) / scale for scale in scales]
+        return torch.stack(by_scale).to(row_pass.outputs.dtype)
 
     def log_det(self, scale: float) -> float:
         prior = float((scale * self.prior.double()).log().sum())
@@ -348,7 +348,7 @@ class _DualSpectrum:
 
 
 def in_float64(matrix: Tensor, copy: bool = False) -> Tensor:
-    """The matrix to factor: in float64 where that is affordable."""
+    """The matrix in the type in which it is factored: float64 where that is affordable."""
     return matrix.to(torch.float64 if len(matrix) <= DOUBLE_UP_TO else matrix.dtype, copy=copy)
 
 

@@ -44,7 +44,7 @@ class LaplaceKnobs(Method):
 
     @property
     def default_draws(self) -> int:
-        """As the knob says."""
+        """The number of draws that the knob asks for."""
         return self.n_draws
 
     @property
@@ -57,7 +57,7 @@ class LaplaceKnobs(Method):
         return network.n_parameters * network.dtype.itemsize
 
     def closed_form(self, likelihood: Likelihood) -> bool:
-        """Where it is asked for, or exact: a mixture of draws would be lumpy where the noise is small."""
+        """Yes where it is asked for, or exact: a mixture of draws would be lumpy where the noise is small."""
         return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, Gaussian))
 
     def predictor(self, state: State, network: Network) -> LaplacePredictor:

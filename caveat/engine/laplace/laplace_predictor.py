@@ -38,7 +38,7 @@ class LaplacePredictor:
         self._replicas = Replicas(lambda: replace(chosen, network=chosen.network.replica()))
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Weights: the point plus draws of the Gaussian."""
+        """Weight draws: the point plus draws of the Gaussian, n of them."""
         with self._replicas.lent() as chosen:
             yield from self._weight_draws(chosen, n, rng)
 
@@ -76,10 +76,10 @@ class LaplacePredictor:
         deltas = gaussian.deltas(n, rng)
         outputs = []
         for piece in slices(x, evenly(count_rows(x), gaussian.rows_at_once(jacobian))):
-            here = jacobian.at(move(piece, device))
-            shifts = gaussian.shifts(here, deltas)
-            outputs.append(here.outputs + shifts.reshape(n, *here.outputs.shape).to(here.outputs.dtype))
-            del here  # before the next pass is made: two would be held at once
+            row_pass = jacobian.at(move(piece, device))
+            shifts = gaussian.shifts(row_pass, deltas)
+            outputs.append(row_pass.outputs + shifts.reshape(n, *row_pass.outputs.shape).to(row_pass.outputs.dtype))
+            del row_pass  # before the next pass is made: two would be held at once
         return torch.cat(outputs, 1)
 
     def _by_tangents(self, chosen: ChosenWeights, x: Inputs, n: int, rng: torch.Generator) -> Tensor:
@@ -93,7 +93,7 @@ class LaplacePredictor:
             for piece in slices(x, 128):
                 rows = move(piece, network.device)
                 with differentiable_attention():
-                    both = jvp(lambda own, at=rows: network(params | own, at), (point,), (tangent,))
+                    both = jvp(lambda weights, at=rows: network(params | weights, at), (point,), (tangent,))
                 pieces.append(both[0] + both[1])
             outputs.append(torch.cat(pieces).detach())
         return torch.stack(outputs)
@@ -111,10 +111,10 @@ class LaplacePredictor:
             size = rows if joint else evenly(rows, self._gaussian.rows_at_once(jacobian))
             means, covariances = [], []
             for piece in slices(x, size):
-                here = jacobian.at(move(piece, chosen.network.device))
-                means.append(here.outputs)
-                covariances.append(self._gaussian.covariance(here, joint))
-                del here
+                row_pass = jacobian.at(move(piece, chosen.network.device))
+                means.append(row_pass.outputs)
+                covariances.append(self._gaussian.covariance(row_pass, joint))
+                del row_pass
             return torch.cat(means), torch.cat(covariances)
 
     def _at_the_point(self, chosen: ChosenWeights, x: Inputs) -> Tensor:

@@ -127,9 +127,10 @@ def add_rows(knobs: LaplaceKnobs, state: State, network: Network, rows: Rows, ru
     curvature = gaussian.curvature()
     if isinstance(curvature, LayerCurvature):
         kronecker = any(isinstance(part, KroneckerPart) for part in curvature.parts.values())
-        summed: Curvature = curvature.plus(sweep.layered(kronecker))
+        more, _ = sweep.kronecker() if kronecker else sweep.diagonal()
+        summed: Curvature = curvature.plus(more)
     elif isinstance(curvature, FullCurvature):
-        summed = FullCurvature(curvature.ggn + sweep.full(chosen.index).ggn)
+        summed = FullCurvature(curvature.ggn + sweep.full(chosen.index)[0].ggn)
     else:
         assert isinstance(curvature, StackedCurvature)
         summed = _with_more_rows(curvature, sweep, chosen, rank)
@@ -139,10 +140,10 @@ def add_rows(knobs: LaplaceKnobs, state: State, network: Network, rows: Rows, ru
 def _with_more_rows(curvature: StackedCurvature, sweep: Sweep, chosen: ChosenWeights, rank: int) -> Curvature:
     """Rows put under each other; as a matrix where they have become more than the weights."""
     if rank:
-        together = torch.cat([curvature.rows, sweep.low_rank(rank).rows])
+        together = torch.cat([curvature.rows, sweep.low_rank(rank)[0].rows])
         _, singular, basis = torch.linalg.svd(together, full_matrices=False)
         return StackedCurvature((singular.unsqueeze(1) * basis)[:rank])
-    together = torch.cat([curvature.rows, sweep.stacked(chosen.index).rows])
+    together = torch.cat([curvature.rows, sweep.stacked(chosen.index)[0].rows])
     if len(together) < together.shape[1]:
         return StackedCurvature(together)
     wide = together.double() if together.shape[1] <= DOUBLE_UP_TO else together

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
-from caveat.engine.row_gradients import Here, Jacobian, Product
+from caveat.engine.row_gradients import Jacobian, ProductUse, RowPass
 from caveat.engine.working_memory import working_numbers
 from caveat.network import Params
 from caveat.randomness import normals
@@ -27,19 +27,19 @@ class DiagonalPart:
     ggn: Tensor
 
     def spectrum(self) -> Tensor:
-        """Curvature of each coordinate."""
+        """The curvature of each coordinate, [p]."""
         return self.ggn
 
-    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
-        """J of this parameter, [b, D, p]."""
-        yield from here.jacobian_blocks(names)
+    def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+        """Pieces of J of this parameter, [b, D, p], each with its rows."""
+        yield from row_pass.jacobian_blocks(names)
 
     def weights(self, deltas: Tensor) -> Tensor:
-        """Coordinates are weights."""
+        """The draws themselves: the coordinates are weights."""
         return deltas
 
     def variances(self, precision: Tensor) -> Tensor:
-        """One over the precision."""
+        """One over the precision of each coordinate, [p]."""
         return 1 / precision
 
     def times(self, factor: float) -> "DiagonalPart":
@@ -47,7 +47,7 @@ class DiagonalPart:
         return DiagonalPart(self.ggn * factor)
 
     def tensors(self) -> Params:
-        """The diagonal."""
+        """The diagonal, [p]."""
         return {"ggn": self.ggn}
 
 
@@ -64,7 +64,7 @@ class KroneckerPart:
     has_bias: bool
 
     def rotated(self) -> "RotatedPart":
-        """In the basis where it is diagonal."""
+        """The same product in its eigenbasis, where it is diagonal."""
         a_values, a_vectors = torch.linalg.eigh(in_float64(self.inputs / self.count))
         g_values, g_vectors = torch.linalg.eigh(in_float64(self.outputs))
         dtype = self.inputs.dtype
@@ -77,7 +77,7 @@ class KroneckerPart:
         return KroneckerPart(self.inputs, self.outputs * factor, self.count, self.has_bias)
 
     def tensors(self) -> Params:
-        """The sums."""
+        """The sums A [I, I] and G [O, O], and the count of positions."""
         return {"inputs": self.inputs, "outputs": self.outputs, "count": self.count}
 
 
@@ -93,23 +93,23 @@ class RotatedPart:
     has_bias: bool
 
     def kronecker(self) -> KroneckerPart:
-        """The sums that it came from."""
+        """The sums A and G that it was rotated from."""
         a = (self.in_vectors * self.in_values) @ self.in_vectors.T * self.count
         return KroneckerPart(a, (self.out_vectors * self.out_values) @ self.out_vectors.T, self.count, self.has_bias)
 
     def spectrum(self) -> Tensor:
-        """Curvature of each coordinate, flat."""
+        """The curvature of each coordinate, flat, [O I]."""
         return torch.outer(self.out_values, self.in_values).flatten()
 
-    def pieces(self, here: Here, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
+    def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
-        places = here.factored(names[0])
-        gradients = here.output_gradients()
+        places = row_pass.factored(names[0])
+        gradients = row_pass.output_gradients()
         size = len(self.in_values) * len(self.out_values) * max(len(gradients), 1)
-        step = max(1, working_numbers(here.outputs) // size)
-        for start in range(0, len(here.outputs) if places else 0, step):
-            rows = slice(start, min(start + step, len(here.outputs)))
-            found: list[Tensor] = []
+        step = max(1, working_numbers(row_pass.outputs) // size)
+        for start in range(0, len(row_pass.outputs) if places else 0, step):
+            rows = slice(start, min(start + step, len(row_pass.outputs)))
+            by_use: list[Tensor] = []
             for use, point in places:
                 a, _ = factors(use, gradients[0][point], rows, self.has_bias)  # [n, I, T]
                 a = self.in_vectors.T @ a
@@ -119,8 +119,8 @@ class RotatedPart:
                     block = (self.out_vectors.T @ o) @ a.mT  # [n, O, I]
                     m = len(block) // (rows.stop - rows.start)
                     per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
-                found.append(torch.stack(per_output, 1))
-            yield rows, torch.stack(found).sum(0)
+                by_use.append(torch.stack(per_output, 1))
+            yield rows, torch.stack(by_use).sum(0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates [count, O I] back to the weight, then the bias."""
@@ -135,11 +135,11 @@ class RotatedPart:
         return _split_bias(whole.unsqueeze(0), self.has_bias)[0]
 
     def tensors(self) -> Params:
-        """Bases and eigenvalues."""
+        """The eigenvalues, the bases and the count."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "has_bias"}
 
 
-def factors(use: Product, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
+def factors(use: ProductUse, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
     """What a layer's weight multiplies [n, I, T] and the gradient at its outputs [n, O, T], for some rows."""
     arranged = use.arranged(g)
     m = len(arranged) // use.rows
@@ -171,11 +171,11 @@ class LayerGaussian:
     lowest: ClassVar[float] = 0.0
 
     def rows_at_once(self, jacobian: Jacobian) -> int:
-        """As the gradients of all outputs at all layers fit."""
+        """How many rows a pass should take, as the gradients of all outputs at all layers fit."""
         return jacobian.rows_at_once(layers=jacobian.plan.outputs)
 
     def precisions(self, scale: float = 1.0) -> Iterator[tuple[tuple[str, ...], Part, Tensor]]:
-        """Each part with the precision of its coordinates."""
+        """Every part with the names of its parameters and the precision of its coordinates, [p]."""
         for names, part in self.parts.items():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
@@ -183,99 +183,99 @@ class LayerGaussian:
                 prior = prior[:1]  # one for all: a rotation mixes its weights
             yield names, part, values + scale * prior
 
-    def covariance(self, here: Here, joint: bool = False) -> Tensor:
-        """Summed over parts."""
+    def covariance(self, row_pass: RowPass, joint: bool = False) -> Tensor:
+        """J P^-1 J^T summed over the parts, [B, D, D], or joint [B D, B D]."""
         if not joint:
-            d = here.outputs[0].numel() if len(here.outputs) else 0
-            found = here.outputs.new_zeros(len(here.outputs), d, d)
+            d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
+            by_row = row_pass.outputs.new_zeros(len(row_pass.outputs), d, d)
             for names, part, precision in self.precisions():
-                root = precision.rsqrt().to(found.dtype)
-                for rows, block in part.pieces(here, names):
-                    half = block.to(found.dtype) * root
-                    found[rows] += half @ half.mT
-            return found
-        total = here.outputs.new_zeros(here.outputs.numel(), here.outputs.numel())
+                root = precision.rsqrt().to(by_row.dtype)
+                for rows, block in part.pieces(row_pass, names):
+                    half = block.to(by_row.dtype) * root
+                    by_row[rows] += half @ half.mT
+            return by_row
+        total = row_pass.outputs.new_zeros(row_pass.outputs.numel(), row_pass.outputs.numel())
         for names, part, precision in self.precisions():
-            blocks = [block for _, block in part.pieces(here, names)]
+            blocks = [block for _, block in part.pieces(row_pass, names)]
             if blocks:  # none where a weight does not act
                 whole = torch.cat(blocks).flatten(0, 1).to(total.dtype)
                 total += (whole / precision) @ whole.T
         return total
 
-    def covariances(self, here: Here, scales: Sequence[float]) -> Tensor:
-        """For several multiples of the prior from one pass."""
-        d = here.outputs[0].numel() if len(here.outputs) else 0
-        i, j = torch.triu_indices(d, d, device=here.outputs.device)
-        found = here.outputs.new_zeros(len(here.outputs), len(i), len(scales))
+    def covariances(self, row_pass: RowPass, scales: Sequence[float]) -> Tensor:
+        """J P^-1 J^T for several multiples of the prior from one pass, [K, B, D, D]."""
+        d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
+        i, j = torch.triu_indices(d, d, device=row_pass.outputs.device)
+        pairs = row_pass.outputs.new_zeros(len(row_pass.outputs), len(i), len(scales))
         for names, part, _ in self.precisions():
             values = part.spectrum()
             prior = torch.cat([self.prior[self.places[name]] for name in names]).to(values)
             prior = prior[:1] if isinstance(part, RotatedPart) else prior
-            inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(found.dtype)  # [p, K]
-            for rows, block in part.pieces(here, names):
+            inverse = torch.stack([1 / (values + scale * prior) for scale in scales], 1).to(pairs.dtype)  # [p, K]
+            for rows, block in part.pieces(row_pass, names):
                 # Products of two outputs' gradients once, a piece of the weights at a time; then all scales at once.
-                step = max(1, working_numbers(found) // max(len(block) * len(i), 1))
+                step = max(1, working_numbers(pairs) // max(len(block) * len(i), 1))
                 for start in range(0, len(values), step):
-                    piece = block[..., start : start + step].to(found.dtype)
-                    found[rows] += (piece[:, i] * piece[:, j]) @ inverse[start : start + step]
-        total = found.new_zeros(len(scales), len(found), d, d)
-        total[..., i, j] = found.movedim(2, 0)
-        total[..., j, i] = found.movedim(2, 0)
+                    piece = block[..., start : start + step].to(pairs.dtype)
+                    pairs[rows] += (piece[:, i] * piece[:, j]) @ inverse[start : start + step]
+        total = pairs.new_zeros(len(scales), len(pairs), d, d)
+        total[..., i, j] = pairs.movedim(2, 0)
+        total[..., j, i] = pairs.movedim(2, 0)
         return total
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
-        """Independent in the coordinates of each part."""
+        """Draws [count, n], independent in the coordinates of each part."""
         return torch.cat(
             [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
         )  # in the order of the parts
 
-    def shifts(self, here: Here, deltas: Tensor) -> Tensor:
-        """J delta, part by part."""
-        d = here.outputs[0].numel() if len(here.outputs) else 0
-        total = deltas.new_zeros(len(here.outputs), d, len(deltas))
+    def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
+        """J delta for each draw, summed over the parts, [count, B, D]."""
+        d = row_pass.outputs[0].numel() if len(row_pass.outputs) else 0
+        total = deltas.new_zeros(len(row_pass.outputs), d, len(deltas))
         before = 0
         for names, part in self.parts.items():
             size = sum(self.places[name].stop - self.places[name].start for name in names)
-            own = deltas[:, before : before + size].T
+            part_deltas = deltas[:, before : before + size].T
             before += size
-            for rows, block in part.pieces(here, names):
-                total[rows] += block.to(own.dtype) @ own
+            for rows, block in part.pieces(row_pass, names):
+                total[rows] += block.to(part_deltas.dtype) @ part_deltas
         return total.movedim(2, 0)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Each part's coordinates back to its weights, in the network's order."""
-        found = torch.empty_like(deltas)
+        weights = torch.empty_like(deltas)
         before = 0
         for names, part in self.parts.items():
             sizes = [self.places[name].stop - self.places[name].start for name in names]
-            own = part.weights(deltas[:, before : before + sum(sizes)])
+            part_weights = part.weights(deltas[:, before : before + sum(sizes)])
             before += sum(sizes)
-            for name, piece in zip(names, own.split(sizes, 1), strict=True):
-                found[:, self.places[name]] = piece
-        return found
+            for name, piece in zip(names, part_weights.split(sizes, 1), strict=True):
+                weights[:, self.places[name]] = piece
+        return weights
 
     def log_det(self, scale: float = 1.0) -> float:
-        """Summed over coordinates."""
+        """The log determinant of the precision, summed over all coordinates."""
         return sum(float(p.double().log().sum()) for _, _, p in self.precisions(scale))
 
     def variances(self) -> Tensor:
-        """Each part's."""
-        found = torch.empty_like(self.prior)
+        """The marginal variance of every weight, [n], part by part."""
+        variances = torch.empty_like(self.prior)
         for names, part, precision in self.precisions():
             sizes = [self.places[name].stop - self.places[name].start for name in names]
             for name, piece in zip(names, part.variances(precision).split(sizes), strict=True):
-                found[self.places[name]] = piece.to(found)
-        return found
+                variances[self.places[name]] = piece.to(variances)
+        return variances
 
     def tensors(self) -> Params:
-        """Each part's curvature, and the prior."""
-        found = {"prior": self.prior}
+        """The curvature of each part, and the prior precisions [n]."""
+        tensors = {"prior": self.prior}
         for names, part in self.parts.items():
-            found |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
-        return found
+            tensors |= {f"{'+'.join(names)}|{key}": value for key, value in part.tensors().items()}
+        return tensors
 
     def curvature(self) -> "LayerCurvature":
-        """What the data gave."""
+        """The data's part of the precision."""
         return LayerCurvature(
             {n: p.kronecker() if isinstance(p, RotatedPart) else p for n, p in self.parts.items()}, self.places
         )
@@ -292,8 +292,9 @@ class LayerCurvature:
     def gaussian(self, prior: Tensor) -> LayerGaussian:
         """Rotate every Kronecker product into its eigenbasis."""
         for names, part in self.parts.items():
-            own = torch.cat([prior[self.places[name]] for name in names])
-            if isinstance(part, KroneckerPart) and float(own.max() - own.min()) > 1e-6 * float(own.max()):
+            precisions = torch.cat([prior[self.places[name]] for name in names])
+            uneven = float(precisions.max() - precisions.min()) > 1e-6 * float(precisions.max())
+            if isinstance(part, KroneckerPart) and uneven:
                 raise ValueError(
                     f"a Kronecker structure needs one prior precision for {' and '.join(names)}, which has several: "
                     "give its layer one, or use structure='diagonal'"
@@ -321,11 +322,11 @@ class LayerCurvature:
         return LayerCurvature({names: part.times(factor) for names, part in self.parts.items()}, self.places)
 
     def path(self, prior: Tensor) -> LayerGaussian:
-        """The same: a prior's multiples only change what is added."""
+        """The Gaussian itself: multiples of the prior only change what is added to each coordinate."""
         return self.gaussian(prior)
 
     def tensors(self) -> Params:
-        """Every part's sums."""
+        """The sums of every part, each under the names of its parameters."""
         return {
             f"{'+'.join(names)}|{key}": value
             for names, part in self.parts.items()
@@ -346,7 +347,10 @@ def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRa
             part, field = key.rsplit("|", 1)
             grouped.setdefault(part, {})[field] = value
     parts: dict[tuple[str, ...], Part] = {}
-    for key, own in grouped.items():
+    for key, fields_of_part in grouped.items():
         names = tuple(key.split("+"))
-        parts[names] = DiagonalPart(own["ggn"]) if "ggn" in own else RotatedPart(**own, has_bias=len(names) > 1)
+        is_diagonal = "ggn" in fields_of_part
+        parts[names] = (
+            DiagonalPart(**fields_of_part) if is_diagonal else RotatedPart(**fields_of_part, has_bias=len(names) > 1)
+        )
     return LayerGaussian(parts, places, prior)

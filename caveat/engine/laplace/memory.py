@@ -25,7 +25,7 @@ LAYERS_WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadA
 
 
 def full_bytes(n: int, m: int, itemsize: int, tuned: bool) -> int:
-    """Of a full matrix over n weights or, with m < n rows of F, of its dual form."""
+    """The bytes of a full matrix over n weights or, with m < n rows of F, of its dual form."""
     side = min(m, n)
     wide = 8 if side <= DOUBLE_UP_TO else itemsize
     decomposed = (4 if tuned else 2) * wide * side**2
@@ -42,19 +42,19 @@ def uses_rows(n: int, m: int, itemsize: int) -> bool:
 
 
 def curvature_bytes(network: Network, structure: Structure, n: int, m: int, tuned: bool, rank: int = 0) -> int:
-    """Of a structure over n weights of a network, from m rows of F, whether or not the precision is then tuned.
+    """The bytes of a structure over n weights of a network, from m rows of F, with or without tuning afterwards.
 
-    Rows that are left out later make it no more.
+    Leaving out rows later never makes it more.
     """
     needed = structure_bytes(network, structure, rank)
     if structure != "full":
         return needed
-    kept = m if uses_rows(n, m, network.dtype.itemsize) else max(n, m)
-    return max(needed, full_bytes(n, kept, network.dtype.itemsize, tuned))
+    rows = m if uses_rows(n, m, network.dtype.itemsize) else max(n, m)
+    return max(needed, full_bytes(n, rows, network.dtype.itemsize, tuned))
 
 
 def structure_bytes(network: Network, structure: Structure, rank: int = 0) -> int:
-    """Of the other structures; of a full one what passes over the data take beside it."""
+    """The bytes of the other structures; for a full one, what passes over the data take beside it."""
     weights = network.n_parameters * network.dtype.itemsize
     passes = 12 * weights  # the point and one nearby, with their gradients; sums, prior
     if structure == "low_rank":
@@ -63,23 +63,25 @@ def structure_bytes(network: Network, structure: Structure, rank: int = 0) -> in
 
 
 def _kronecker_bytes(network: Network) -> int:
-    """Of factors and their eigenvectors; embeddings and layers of one's own have none."""
+    """The bytes of all Kronecker factors and their eigenvectors; embeddings and custom layers have none."""
     sides = []
     for prefix, module in network.module.named_modules():
         if isinstance(module, LAYERS_WITH_FACTORS) and getattr(module, "groups", 1) == 1:
-            own = [value for name, value in module.named_parameters(prefix, recurse=False) if name in network.names]
-            sides += [side for value in own if value.ndim > 1 for side in (len(value), value[0].numel() + 1)]
+            parameters = [
+                value for name, value in module.named_parameters(prefix, recurse=False) if name in network.names
+            ]
+            sides += [side for value in parameters if value.ndim > 1 for side in (len(value), value[0].numel() + 1)]
     largest = max(sides, default=0)
     wide = 8 if largest <= DOUBLE_UP_TO else network.dtype.itemsize
     return 2 * network.dtype.itemsize * sum(side**2 for side in sides) + 6 * wide * largest**2
 
 
-def what_fits(network: Network, own: Network, method: str, m: int, tuned: bool, free: int) -> str:
-    """Advice: what so many bytes are enough for, for `method` over the parameters of `own` and for subnetworks."""
+def what_fits(network: Network, concerned: Network, method: str, m: int, tuned: bool, free: int) -> str:
+    """Advice on what fits into `free` bytes: `method` over the parameters of `concerned`, or a subnetwork."""
     structures: tuple[Structure, ...] = ("kronecker", "diagonal")
-    found = [f"{method}(structure={name!r})" for name in structures if structure_bytes(own, name) <= free]
+    advice = [f"{method}(structure={name!r})" for name in structures if structure_bytes(concerned, name) <= free]
     if structure_bytes(network, "full") <= free:
         item = network.dtype.itemsize
         most = bisect_right(range(network.n_parameters + 1), free, key=lambda n: full_bytes(n, m, item, tuned)) - 1
-        found += [f"SubnetworkLaplace(weights={max(most // 100 * 100, min(most, 100)):_})"] if most else []
-    return f"try {' or '.join(found or ['LastLayerLaplace()'])}, or select fewer weights with parameters="
+        advice += [f"SubnetworkLaplace(weights={max(most // 100 * 100, min(most, 100)):_})"] if most else []
+    return f"try {' or '.join(advice or ['LastLayerLaplace()'])}, or select fewer weights with parameters="

@@ -11,34 +11,34 @@ from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.laplace.gaussians import PrecisionPath
-from caveat.engine.row_gradients import Here, Jacobian
+from caveat.engine.row_gradients import Jacobian, RowPass
 from caveat.likelihoods import Hyper, Likelihood
 
-__all__ = ["covariances", "drawn_outputs", "rows_at_once", "together"]
+__all__ = ["covariances", "drawn_outputs", "output_groups", "rows_at_once"]
 
 AT_ONCE = 32  # outputs of a row whose covariance is made at once, unless a group has more
 
 
-def together(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
-    """Which of a row's flat outputs belong to one log probability, [P, C]."""
+def output_groups(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+    """The groups of a row's flat outputs that belong to one log probability each, [P, C]."""
     count = likelihood.predictive(outputs[:1].unsqueeze(0), hyper).log_prob(targets[:1]).numel()
     places = torch.arange(outputs[0].numel()).reshape(1, *outputs.shape[1:])
     return places.movedim(likelihood.output_axis, -1).reshape(count, -1)
 
 
-def covariances(path: PrecisionPath, here: Here, scales: Sequence[float], groups: Tensor) -> Tensor:
+def covariances(path: PrecisionPath, row_pass: RowPass, scales: Sequence[float], groups: Tensor) -> Tensor:
     """The covariance of each group of outputs for each scale of the prior, [K, B, P, C, C]."""
-    found = []
+    parts = []
     for part in groups.split(max(1, AT_ONCE // groups.shape[1])):
         whole = len(part) == len(groups)
-        own = here if whole else here.of_outputs(part.flatten())
+        outputs_of_part = row_pass if whole else row_pass.of_outputs(part.flatten())
         at = part if whole else torch.arange(part.numel()).reshape(part.shape)
-        found.append(path.covariances(own, scales)[:, :, at.unsqueeze(2), at.unsqueeze(1)])
-    return torch.cat(found, 2)
+        parts.append(path.covariances(outputs_of_part, scales)[:, :, at.unsqueeze(2), at.unsqueeze(1)])
+    return torch.cat(parts, 2)
 
 
 def rows_at_once(path: PrecisionPath, jacobian: Jacobian, groups: Tensor, scales: int, draws: int = 1) -> int:
-    """As the path says, and as the covariances of all scales and the draws of one fit."""
+    """How many rows a pass should take, so that the covariances of all scales and the draws of one scale fit."""
     (count, width), network = groups.shape, jacobian.network
     numbers = scales * max(count * width**2, max(AT_ONCE, width) ** 2)
     what = f"the covariance of {width:,} outputs of a row for {scales} prior precisions"

@@ -25,7 +25,7 @@ from caveat.batches import Inputs
 from caveat.engine.golden_section import golden_section
 from caveat.engine.laplace.chosen_weights import ChosenWeights
 from caveat.engine.laplace.gaussians import Curvature, PrecisionPath, WeightGaussian
-from caveat.engine.laplace.output_draws import covariances, drawn_outputs, rows_at_once, together
+from caveat.engine.laplace.output_draws import covariances, drawn_outputs, output_groups, rows_at_once
 from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.row_gradients import Jacobian
 from caveat.engine.run import Run
@@ -55,7 +55,7 @@ class TunedGaussian:
 
 @dataclass
 class Tuner:
-    """What deciding the prior precision takes."""
+    """A curvature and a point, and the ways to decide the prior precision there."""
 
     curvature: Curvature
     prior: Tensor  # [n], as given
@@ -116,14 +116,14 @@ class Tuner:
         total = torch.zeros(len(scales), dtype=torch.float64)
         rng = torch.Generator().manual_seed(self.run.seed)
         x, y = next(iter(some.ordered(1, network.device)))
-        groups = together(network.likelihood, jacobian.at(x).outputs, y, hyper)
+        groups = output_groups(network.likelihood, jacobian.at(x).outputs, y, hyper)
         with self.run.bar(len(some), "validation row") as bar:
             for x, y in some.ordered(rows_at_once(path, jacobian, groups, len(scales), DRAWS), network.device):
-                here = jacobian.at(x)
-                groups = together(network.likelihood, here.outputs, y, hyper)  # longer sequences have more
+                row_pass = jacobian.at(x)
+                groups = output_groups(network.likelihood, row_pass.outputs, y, hyper)  # longer sequences have more
                 noise = torch.randn(DRAWS, len(y), *groups.shape, generator=rng, dtype=torch.float64)
-                for k, covariance in enumerate(covariances(path, here, scales, groups)):
-                    outputs = drawn_outputs(here.outputs, covariance, noise.to(here.outputs), groups)
+                for k, covariance in enumerate(covariances(path, row_pass, scales, groups)):
+                    outputs = drawn_outputs(row_pass.outputs, covariance, noise.to(row_pass.outputs), groups)
                     total[k] += _nll(network.likelihood, outputs, y, hyper)
                 bar.update(len(y))
         return self._best(scales, total / len(some))
@@ -145,13 +145,13 @@ class Tuner:
         alone = torch.arange(jacobian.plan.outputs).unsqueeze(1)
         with self.run.bar(len(some), "validation row") as bar:
             for x, y in some.ordered(rows_at_once(path, jacobian, alone, len(scales)), jacobian.network.device):
-                here = jacobian.at(x)
-                alone = torch.arange(here.outputs[0].numel()).unsqueeze(1)
-                variances = covariances(path, here, scales, alone).flatten(2)  # [K, B, D]
-                for i, (noise, own) in enumerate(zip(NOISES, hypers, strict=True)):
+                row_pass = jacobian.at(x)
+                alone = torch.arange(row_pass.outputs[0].numel()).unsqueeze(1)
+                variances = covariances(path, row_pass, scales, alone).flatten(2)  # [K, B, D]
+                for i, (noise, hyper_of_noise) in enumerate(zip(NOISES, hypers, strict=True)):
                     for k, variance in enumerate(variances):
-                        shaped = noise**2 * variance.reshape(here.outputs.shape)
-                        prediction = likelihood.closed_predictive(here.outputs, shaped, own)
+                        shaped = noise**2 * variance.reshape(row_pass.outputs.shape)
+                        prediction = likelihood.closed_predictive(row_pass.outputs, shaped, hyper_of_noise)
                         total[i, k] -= float(prediction.log_prob(y).double().sum())
                 bar.update(len(y))
         nll = torch.where(total.isfinite(), total, torch.inf) / len(some)
@@ -277,11 +277,11 @@ def tuned_gaussian(
 
 
 class PrecisionKnobs(Protocol):
-    """What a search for the prior precision goes by."""
+    """The knobs that a search for the prior precision goes by."""
 
     @property
     def precision(self) -> Precision | float:
-        """How it is found, or the precision itself."""
+        """How the precision is found, or the precision itself."""
 
     @property
     def prediction(self) -> str:
@@ -289,7 +289,7 @@ class PrecisionKnobs(Protocol):
 
     @property
     def n_draws(self) -> int:
-        """Of a prediction."""
+        """How many draws a prediction takes."""
 
 
 def _weight_outputs(

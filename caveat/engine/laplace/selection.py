@@ -31,7 +31,7 @@ from caveat.network import Params
 from caveat.randomness import seeded
 from caveat.task import Task
 
-__all__ = ["Selection", "SubnetworkScore", "gaussian_wasserstein", "select"]
+__all__ = ["Selection", "SubnetworkScore", "gaussian_wasserstein", "select_weights"]
 
 SubnetworkScore = Literal[
     "energy", "gradient", "variance", "sampled", "sampled_energy", "swag", "obd", "magnitude", "random"
@@ -52,7 +52,7 @@ class Selection:
     report: dict[str, Any]
 
 
-def select(
+def select_weights(
     task: Task,
     sweep: Sweep,
     count: int,
@@ -111,15 +111,15 @@ def _best(values: Tensor, allowed: Tensor, count: int, because: str, run: Run) -
     """Places of the highest scores, in order; `because` says what keeps the others from being chosen."""
     if bool(values.isnan().any()):
         raise ValueError("the score holds NaN: give every weight a number")
-    found = int(allowed.sum())
-    if not found:
+    available = int(allowed.sum())
+    if not available:
         raise ValueError(f"no weight can be chosen: all have {because}")
-    if found < count:
+    if available < count:
         run.warnings.append(
-            f"weights={count:,} were asked for, but only {found:,} of {len(values):,} can be chosen: the others have "
-            f"{because}"
+            f"weights={count:,} were asked for, but only {available:,} of {len(values):,} can be chosen: the others "
+            f"have {because}"
         )
-    return values.masked_fill(~allowed, -torch.inf).topk(min(count, found)).indices.sort().values
+    return values.masked_fill(~allowed, -torch.inf).topk(min(count, available)).indices.sort().values
 
 
 def _scores(
@@ -160,8 +160,8 @@ def _scores(
 def path_variance(task: Task, sweep: Sweep, run: Run, rate: float = 0.05, looks: int = 50) -> Params:
     """The variance of each weight over one epoch of SGD at a constant rate, looked at `looks` times."""
     network = sweep.network.with_fixed(sweep.params)
-    own = dict(network.module.named_parameters())
-    weights = {name: own[name].requires_grad_() for name in network.names}
+    parameters = dict(network.module.named_parameters())
+    weights = {name: parameters[name].requires_grad_() for name in network.names}
     optimizer = torch.optim.SGD(weights.values(), rate, momentum=0.9)
     seed = int(torch.randint(2**62, (), generator=run.rng))
     order = torch.randperm(task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(

@@ -23,9 +23,10 @@ from caveat.batches import Inputs, map_tensors
 from caveat.engine.cost import forward_flops
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
+from caveat.engine.laplace.gram_matrix import GramMatrix
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, factors
-from caveat.engine.laplace.memory import GRAM_ROWS, Structure, uses_rows
-from caveat.engine.row_gradients import Elementwise, Here, Jacobian, Plans, Product, evenly, one_hot
+from caveat.engine.laplace.memory import Structure, uses_rows
+from caveat.engine.row_gradients import ElementwiseUse, Jacobian, Plans, ProductUse, RowPass, evenly, one_hot
 from caveat.engine.run import Run
 from caveat.engine.working_memory import working_numbers
 from caveat.likelihoods import Hyper
@@ -36,8 +37,6 @@ from caveat.rows import Rows
 __all__ = ["Fisher", "Sweep", "exact_columns"]
 
 Fisher = Literal["exact", "mc"]
-
-GRAM_BLOCK = 4096  # columns of H that are updated at once
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,14 @@ class Sweep:
     plans: Plans = field(default_factory=Plans)  # ways to the gradients of rows, found once
 
     def jacobian(self, index: Tensor | None = None) -> Jacobian:
-        """The Jacobian at this point."""
+        """The Jacobian of all weights, or of those at the positions `index` [n], at this point."""
         first = torch.arange(min(3, len(self.rows)))
         x, _ = next(iter(self.rows.batches([first], self.network.device)))
         return Jacobian(self.network, self.params, x, index, bfloat16=self.bfloat16, plans=self.plans)
 
-    def cotangents(self, here: Here, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
-        """Columns of R for all rows at once, in the outputs' layout."""
-        likelihood, outputs = self.network.likelihood, here.outputs
+    def cotangents(self, row_pass: RowPass, y: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+        """The columns of R of all rows at once, each in the outputs' shape [B, ...]."""
+        likelihood, outputs = self.network.likelihood, row_pass.outputs
         if self.fisher == "mc":
             yield likelihood.sample_noise(outputs, y, self.hyper, rng)
             return
@@ -76,7 +75,7 @@ class Sweep:
                 yield v.reshape(factor.shape[:-1]).movedim(-1, likelihood.output_axis)
 
     def rank(self) -> int:
-        """Cotangents of a row."""
+        """How many cotangents a row takes."""
         if self.fisher == "mc":
             return 1
         x, y = next(iter(self.rows.batches([torch.arange(1)], self.network.device)))
@@ -107,79 +106,64 @@ class Sweep:
 
         A full curvature keeps the rows of F as they are where they are fewer than the weights.
         """
-        if structure in ("kronecker", "diagonal"):
-            return self._layered(structure == "kronecker")
+        if structure == "diagonal":
+            return self.diagonal()
+        if structure == "kronecker":
+            return self.kronecker()
         if structure == "low_rank":
-            return self._low_rank(rank)
+            return self.low_rank(rank)
         n, m = self.network.n_parameters if index is None else len(index), len(self.rows) * self.rank()
-        return self._stacked(index) if uses_rows(n, m, self.network.dtype.itemsize) else self._full(index)
+        return self.stacked(index) if uses_rows(n, m, self.network.dtype.itemsize) else self.full(index)
 
-    def full(self, index: Tensor | None) -> FullCurvature:
-        """The GGN over chosen weights."""
-        return self._full(index)[0]
-
-    def stacked(self, index: Tensor | None) -> StackedCurvature:
-        """All rows of F, for the dual form."""
-        return self._stacked(index)[0]
-
-    def layered(self, kronecker: bool) -> LayerCurvature:
-        """Each parameter's diagonal or, with `kronecker`, a Kronecker product for every linear and convolution."""
-        return self._layered(kronecker)[0]
-
-    def low_rank(self, rank: int) -> StackedCurvature:
-        """The GGN's `rank` largest eigenvalues and their vectors."""
-        return self._low_rank(rank)[0]
-
-    def diagonal(self) -> Params:
-        """The exact diagonal of the GGN."""
-        return self._diagonal()[0]
-
-    def _full(self, index: Tensor | None) -> tuple[FullCurvature, float]:
+    def full(self, index: Tensor | None) -> tuple[FullCurvature, float]:
+        """The GGN matrix over the chosen weights, [n, n], and the log likelihood."""
         jacobian = self.jacobian(index)
         n, rank = jacobian.size, self.rank()
-        gram = _Gram(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
+        gram = GramMatrix(self._zeros(n, n, dtype=torch.float64 if n <= DOUBLE_UP_TO else None), jacobian.order)
         # Of a last layer's rows not only gradients are held, but [D, D] too, which may be more than [n].
         columns = rank if jacobian.order is None else max(rank, -(-(jacobian.plan.outputs**2) // n))
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            phi = here.features()
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            phi = row_pass.features()
             if phi is not None:
-                r = torch.stack(list(self.cotangents(here, y, rng)), 1).to(gram.total.dtype)  # [B, rank, D]
+                r = torch.stack(list(self.cotangents(row_pass, y, rng)), 1).to(gram.total.dtype)  # [B, rank, D]
                 gram.add_outer(r.mT @ r, phi)
                 return
-            for v in self.cotangents(here, y, rng):
-                gram.add(here.columns(v))
+            for v in self.cotangents(row_pass, y, rng):
+                gram.add(row_pass.columns(v))
 
         totals, size = {"ggn": gram.total}, jacobian.rows_at_once(columns)
         log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size, gram.flush)
         return FullCurvature(gram.symmetric()), log_likelihood
 
-    def _stacked(self, index: Tensor | None) -> tuple[StackedCurvature, float]:
+    def stacked(self, index: Tensor | None) -> tuple[StackedCurvature, float]:
+        """All rows of F over the chosen weights, [m, n], for the dual form, and the log likelihood."""
         jacobian, rank = self.jacobian(index), self.rank()
         total = self._zeros(len(self.rows) * rank, jacobian.size)
         offset = int(self.run.ranks.part(torch.arange(len(self.rows)))[:1].sum()) * rank
         filled = self._zeros(1, dtype=torch.long)
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for v in self.cotangents(here, y, rng):
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(row_pass, y, rng):
                 start = offset + int(filled)
-                total[start : start + len(y)] = here.columns(v).to(total.dtype)
+                total[start : start + len(y)] = row_pass.columns(v).to(total.dtype)
                 filled.add_(len(y))
 
         totals, size = {"rows": total, "filled": filled}, jacobian.rows_at_once(rank)
         log_likelihood = self._sweep("curvature", jacobian, totals, add, rank, size)
         return StackedCurvature(total), log_likelihood
 
-    def _diagonal(self) -> tuple[Params, float]:
+    def diagonal(self) -> tuple[LayerCurvature, float]:
+        """The exact diagonal of the GGN, parameter by parameter, and the log likelihood."""
         jacobian = self.jacobian()
         totals = {name: torch.zeros_like(self.params[name]) for name in self.network.names}
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for v in self.cotangents(here, y, rng):
-                _add_to(totals, here.squares(v))
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(row_pass, y, rng):
+                _add_to(totals, row_pass.squares(v))
 
         log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
-        return totals, log_likelihood
+        return self._by_layer(totals, {}), log_likelihood
 
     def scores(self, exact: bool) -> tuple[Params, Params]:
         """The diagonals of the GGN and of sum J^T J, in one pass; from one random cotangent each unless exact."""
@@ -187,33 +171,28 @@ class Sweep:
         kinds = ("ggn", "energy")
         totals = {f"{k}/{n}": torch.zeros_like(self.params[n]) for k in kinds for n in self.network.names}
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
             if exact:
-                noise, plain = self.cotangents(here, y, rng), one_hot(here.outputs)
+                noise, plain = self.cotangents(row_pass, y, rng), one_hot(row_pass.outputs)
             else:
-                outputs = here.outputs
+                outputs = row_pass.outputs
                 signs = torch.randint(0, 2, outputs.shape, generator=rng).to(outputs) * 2 - 1
                 noise = iter([self.network.likelihood.sample_noise(outputs, y, self.hyper, rng)])
                 plain = iter([signs])
             for kind, cotangents in (("ggn", noise), ("energy", plain)):
                 for v in cotangents:
-                    _add_to(totals, {f"{kind}/{name}": value for name, value in here.squares(v).items()})
+                    _add_to(totals, {f"{kind}/{name}": value for name, value in row_pass.squares(v).items()})
 
         cost = self.rank() + jacobian.plan.outputs if exact else 2
         self._sweep("selection", jacobian, totals, add, cost, jacobian.rows_at_once())
         ggn, energy = ({n: totals[f"{kind}/{n}"] for n in self.network.names} for kind in kinds)
         return ggn, energy
 
-    def _layered(self, kronecker: bool) -> tuple[LayerCurvature, float]:
-        if not kronecker:
-            diagonal, log_likelihood = self._diagonal()
-            parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {
-                (name,): DiagonalPart(value.flatten()) for name, value in diagonal.items()
-            }
-            return LayerCurvature(parts, flat_places(self.network)), log_likelihood
+    def kronecker(self) -> tuple[LayerCurvature, float]:
+        """A Kronecker product for every linear layer and convolution, a diagonal for all else; the log likelihood."""
         jacobian = self.jacobian()
         x, _ = next(iter(self.rows.batches([torch.arange(min(2, len(self.rows)))], self.network.device)))
-        layers = kronecker_layers(jacobian.at(x))
+        layers = _kronecker_layers(jacobian.at(x))
         covered = {name for layer in layers for name in layer}
         rest = [name for name in self.network.names if name not in covered]
         totals: Params = {name: torch.zeros_like(self.params[name]) for name in rest}
@@ -222,34 +201,43 @@ class Sweep:
             totals |= {f"{weight}|A": self._zeros(i, i), f"{weight}|G": self._zeros(o, o)}
             totals[f"{weight}|count"] = self._zeros()
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for number, v in enumerate(self.cotangents(here, y, rng)):
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for number, v in enumerate(self.cotangents(row_pass, y, rng)):
                 if rest:
-                    _add_to(totals, here.squares(v, rest))
-                _add_factors(here, here.gradients(v), layers, totals, with_inputs=number == 0)
+                    _add_to(totals, row_pass.squares(v, rest))
+                _add_factors(row_pass, row_pass.gradients(v), layers, totals, with_inputs=number == 0)
 
         log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
-        parts = {(name,): DiagonalPart(totals[name].flatten()) for name in rest}
+        products: dict[tuple[str, ...], KroneckerPart] = {}
         for names in layers:
             a, g, count = (totals[f"{names[0]}|{key}"] for key in ("A", "G", "count"))
-            parts[names] = KroneckerPart(a, g, count, len(names) > 1)
-        return LayerCurvature(parts, flat_places(self.network)), log_likelihood
+            products[names] = KroneckerPart(a, g, count, len(names) > 1)
+        return self._by_layer({name: totals[name] for name in rest}, products), log_likelihood
+
+    def _by_layer(self, diagonals: Params, products: dict[tuple[str, ...], KroneckerPart]) -> LayerCurvature:
+        """A curvature of diagonals for some parameters and Kronecker products for others."""
+        parts: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {}
+        parts.update({(name,): DiagonalPart(value.flatten()) for name, value in diagonals.items()})
+        parts.update(products)
+        return LayerCurvature(parts, flat_places(self.network))
 
     def _products(self, vectors: Tensor, label: str) -> tuple[Tensor, float]:
         """The GGN of all weights times vectors [K, n], and the log likelihood."""
         jacobian, rank = self.jacobian(), self.rank()
         total = torch.zeros_like(vectors)
 
-        def add(here: Here, y: Tensor, rng: torch.Generator) -> None:
-            for v in self.cotangents(here, y, rng):
-                f = here.columns(v).to(vectors.dtype)  # [B, n]
+        def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            for v in self.cotangents(row_pass, y, rng):
+                f = row_pass.columns(v).to(vectors.dtype)  # [B, n]
                 total.addmm_((f @ vectors.T).T, f)
 
         log_likelihood = self._sweep(label, jacobian, {"products": total}, add, rank, jacobian.rows_at_once(rank))
         return total, log_likelihood
 
-    def _low_rank(self, rank: int, passes: int = 3) -> tuple[StackedCurvature, float]:
-        """By subspace iteration on a few vectors more.
+    def low_rank(self, rank: int, passes: int = 3) -> tuple[StackedCurvature, float]:
+        """The GGN's `rank` largest eigenvalues with their vectors, [rank, n], and the log likelihood.
+
+        They come from subspace iteration on ten vectors more than are wanted.
 
         With Y = GGN Q for orthonormal Q, the last pass is a Nystrom approximation Y (Q^T Y)^-1 Y^T, which is at most
         the GGN and never loses what the iteration has found.
@@ -266,21 +254,22 @@ class Sweep:
         inner = (previous @ y.T).double()
         values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
         # Below what rounding leaves in y, an eigenvalue is noise, and dividing by its root would make it large.
-        kept = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
-        half = (vectors[:, kept] / values[kept].sqrt()).T.to(y.dtype) @ y  # half^T half = the approximation
+        significant = values > values[-1].clamp_min(1e-300) * 10 * torch.finfo(y.dtype).eps
+        scaled = vectors[:, significant] / values[significant].sqrt()
+        half = scaled.T.to(y.dtype) @ y  # half^T half = the approximation
         _, singular, basis = torch.linalg.svd(half, full_matrices=False)
         return StackedCurvature((singular.unsqueeze(1) * basis)[:rank].contiguous()), log_likelihood
 
     def traces(self) -> Tensor:
         """The trace of every row's Fisher information, [N]: how much it can add to any curvature."""
         likelihood = self.network.likelihood
-        found = []
+        traces = []
         with torch.no_grad(), self.run.bar(len(self.rows), "row") as bar:
             for x, y in self.rows.ordered(4 * self.rows.batch_size, self.network.device):
-                found.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
+                traces.append(likelihood.fisher_trace(self.network(self.params, x), y, self.hyper))
                 bar.update(len(y))
         self.run.flops += self._forward_flops(x) * len(self.rows)
-        return torch.cat(found)
+        return torch.cat(traces)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         like = next(iter(self.params.values()))
@@ -295,7 +284,7 @@ class Sweep:
         label: str,
         jacobian: Jacobian,
         totals: Params,
-        add: Callable[[Here, Tensor, torch.Generator], None],
+        add: Callable[[RowPass, Tensor, torch.Generator], None],
         cotangents: int,
         size: int,
         flush: Callable[[], None] = lambda: None,
@@ -323,10 +312,10 @@ class Sweep:
                 if not flops:
                     flops = self._forward_flops(x)
                 rng = torch.Generator().manual_seed(part.seed + int(piece[0]))
-                here = jacobian.at(x)
-                totals["log_likelihood"] += self.network.likelihood.log_prob(here.outputs, y, self.hyper).sum()
-                add(here, y, rng)
-                del here  # before the next pass is made: two would be held at once
+                row_pass = jacobian.at(x)
+                totals["log_likelihood"] += self.network.likelihood.log_prob(row_pass.outputs, y, self.hyper).sum()
+                add(row_pass, y, rng)
+                del row_pass  # before the next pass is made: two would be held at once
                 done += len(y)
                 bar.update(len(y))
                 if ranks.size == 1 and part.checkpoint_due():
@@ -341,34 +330,34 @@ class Sweep:
 
 
 def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyper) -> int:
-    """How many cotangents a row's Fisher information takes."""
+    """How many columns the factor of a row's Fisher information has, all positions together."""
     shape = network.likelihood.fisher_factor(outputs[:1], targets[:1], hyper).shape
     return math.prod(shape[1:-2]) * shape[-1]
 
 
-def kronecker_layers(here: Here) -> list[tuple[str, ...]]:
+def _kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
     """Weights, each with the bias of the same layer, that a Kronecker product can stand for."""
-    found = []
-    by_name = here.by_name()
-    for name, uses in here.products().items():
+    layers = []
+    by_name = row_pass.by_name()
+    for name, uses in row_pass.products().items():
         if any(use.groups > 1 or use.outputs != len(use.weight) for use, _ in uses):
             continue
         points = {point for _, point in uses}
         biases = [
             other
             for other, places in by_name.items()
-            if {point for _, point in places} == points and all(isinstance(use, Elementwise) for use, _ in places)
+            if {point for _, point in places} == points and all(isinstance(use, ElementwiseUse) for use, _ in places)
         ]
-        found.append((name, *biases))
-    return found
+        layers.append((name, *biases))
+    return layers
 
 
 def _add_factors(
-    here: Here, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
+    row_pass: RowPass, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
 ) -> None:
     for name, *bias in layers:
-        for use, point in here.factored(name):
-            step = max(1, working_numbers(here.outputs) // _numbers(use, gradients[point]))
+        for use, point in row_pass.factored(name):
+            step = max(1, working_numbers(row_pass.outputs) // _numbers(use, gradients[point]))
             for start in range(0, use.rows, step):
                 rows = slice(start, min(start + step, use.rows))
                 a, g = factors(use, gradients[point], rows, bool(bias), inputs=with_inputs)  # [n, I, T], [n, O, T]
@@ -380,69 +369,11 @@ def _add_factors(
                     totals[f"{name}|count"] += flat.shape[1]
 
 
-def _numbers(use: Product, g: Tensor) -> int:
+def _numbers(use: ProductUse, g: Tensor) -> int:
     """Numbers in one row's patches."""
     return max(1, use.weight[0].numel() * g.numel() // max(use.outputs * use.rows, 1))
 
 
-def _add_to(totals: Params, found: Params) -> None:
-    for name, value in found.items():
+def _add_to(totals: Params, more: Params) -> None:
+    for name, value in more.items():
         totals[name] += value
-
-
-class _Gram:
-    """H += F^T F from pieces of F, a few thousand rows at once, the lower triangle only.
-
-    Weights of a last layer (see `Here.features`) are summed in the order of the outputs they belong to.
-    """
-
-    def __init__(self, total: Tensor, order: Tensor | None) -> None:
-        self.total, self.order = total, order
-        self.waiting: list[Tensor] = []
-
-    def add(self, f: Tensor) -> None:
-        self.waiting.append(f if self.order is None else f[:, self.order.flatten()])
-        if sum(map(len, self.waiting)) >= GRAM_ROWS:
-            self.flush()
-
-    def add_outer(self, fisher: Tensor, phi: Tensor) -> None:
-        """H += sum_n fisher_n x phi_n phi_n^T, Kronecker products of [D, D] and [I, I]: F^T F of a last layer."""
-        phi = phi.to(self.total.dtype)
-        (n, d, _), width = fisher.shape, phi.shape[1]
-        total = self.total.view(d, width, d, width)
-        step = max(1, working_numbers(phi) // (n * d * width))
-        for start in range(0, d, step):
-            stop = min(start + step, d)
-            scaled = fisher[:, start:stop, :stop, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
-            found = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
-            total[start:stop, :, :stop] += found.transpose(0, 1)
-
-    def flush(self) -> None:
-        if not self.waiting:
-            return
-        f = torch.cat(self.waiting)
-        f = f if self.total.dtype == torch.float32 else f.to(self.total.dtype)
-        self.waiting = []
-        n = len(self.total)
-        for start in range(0, n, GRAM_BLOCK):
-            stop = min(start + GRAM_BLOCK, n)
-            target = self.total[start:, start:stop]
-            if f.dtype == target.dtype:
-                target.addmm_(f[:, start:].T, f[:, start:stop])
-            elif f.device.type == "cuda" and f.dtype == torch.bfloat16 and target.dtype == torch.float32:
-                target += torch.mm(f[:, start:].T, f[:, start:stop], out_dtype=target.dtype)
-            else:
-                target.addmm_(f[:, start:].T.to(target.dtype), f[:, start:stop].to(target.dtype))
-
-    def symmetric(self) -> Tensor:
-        """The whole matrix."""
-        n = len(self.total)
-        for start in range(0, n, GRAM_BLOCK):
-            stop = min(start + GRAM_BLOCK, n)
-            square = self.total[start:stop, start:stop]
-            square.copy_(square.tril() + square.tril(-1).T)
-            self.total[start:stop, stop:] = self.total[stop:, start:stop].T
-        if self.order is None:
-            return self.total
-        back = self.order.flatten().argsort()
-        return self.total[back.unsqueeze(1), back]

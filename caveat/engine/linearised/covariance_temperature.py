@@ -98,12 +98,12 @@ def _of_samples(network: Network, hyper: Hyper, pushed: Iterator[Pushed], count:
 
 def _of_variances(network: Network, hyper: Hyper, pushed: Iterator[Pushed], count: int) -> Tensor:
     """NLL at each temperature [T] of predictions from the variance of all samples."""
-    found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # targets, f and the variance of a block
+    blocks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # targets, f and the variance of a block
     for number, y, f, shifts in pushed:
         more = shifts.square().sum(0) / count
-        found[number] = (y, f, found[number][2] + more if number in found else more)
+        blocks[number] = (y, f, blocks[number][2] + more if number in blocks else more)
     nll = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
-    for y, f, variance in found.values():
+    for y, f, variance in blocks.values():
         for number, temperature in enumerate(TEMPERATURES):
             predictive = network.likelihood.closed_predictive(f, temperature * variance, hyper)
             nll[number] -= float(predictive.log_prob(y).double().sum())

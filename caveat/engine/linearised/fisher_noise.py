@@ -25,7 +25,7 @@ class LikelihoodNoise:
         self.width = first.shape[-1] if first.ndim < 5 else math.prod(first.shape[i] for i in (1, 3, 4))
 
     def factor(self, block: RowBlock) -> Tensor:
-        """Those of the block's rows."""
+        """The factors of the Fisher information of a block's rows."""
         return self._factor(self.outputs[block.index], self.targets[block.index])
 
     def information(self) -> Tensor:
@@ -33,23 +33,23 @@ class LikelihoodNoise:
         return torch.cat([self._factor(h, y).square() for h, y in self._pieces(self.outputs)])
 
     def of(self, rows: Tensor) -> "LikelihoodNoise":
-        """Of some of the rows."""
+        """The noise of some of the rows."""
         return LikelihoodNoise(self.likelihood, self.hyper, self.outputs[rows], self.targets[rows])
 
     def informative(self, negligible: float) -> Tensor | None:
-        """The rows without those that hold a share of all information between them; None where these are few."""
+        """The rows without those that hold a `negligible` share of the information; None where all should count."""
         every = self._pieces(self.outputs)
         traces = torch.cat([self._factor(h, y).flatten(1).double().square().sum(1) for h, y in every])
         least = traces.argsort()
         dropped = least[: int((traces[least].cumsum(0) <= negligible * traces.sum()).sum())]
         if not 0.05 * len(traces) <= len(dropped) < len(traces):
             return None
-        kept = torch.ones_like(traces, dtype=torch.bool)
-        kept[dropped] = False
-        return kept.nonzero().squeeze(1)
+        counted = torch.ones_like(traces, dtype=torch.bool)
+        counted[dropped] = False
+        return counted.nonzero().squeeze(1)
 
     def at(self, outputs: Tensor) -> "LikelihoodNoise":
-        """The same at other outputs, [n, m]."""
+        """The noise at other outputs, [n, m]."""
         return LikelihoodNoise(self.likelihood, self.hyper, outputs.view_as(self.outputs), self.targets)
 
     def _factor(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class LikelihoodNoise:
         return factor.reshape(len(factor), before, after, *factor.shape[-2:]).permute(0, 1, 3, 4, 2)
 
     def log_likelihood(self, outputs: Tensor) -> float:
-        """Of all rows at outputs [n, m], summed in float64."""
+        """The log likelihood of all rows at outputs [n, m], summed in float64."""
         total = 0.0
         with torch.no_grad():
             for h, y in self._pieces(outputs):
@@ -71,14 +71,14 @@ class LikelihoodNoise:
         return total
 
     def slope(self, outputs: Tensor) -> Tensor:
-        """The log likelihood's derivative by outputs [n, m]."""
-        found = []
+        """The derivative of the log likelihood by the outputs, [n, m]."""
+        slopes = []
         for h, y in self._pieces(outputs):
             with torch.enable_grad():
                 leaf = h.detach().requires_grad_()
                 total = self.likelihood.log_prob(leaf, y, self.hyper).sum()
-            found.append(torch.autograd.grad(total, leaf)[0].flatten(1))
-        return torch.cat(found)
+            slopes.append(torch.autograd.grad(total, leaf)[0].flatten(1))
+        return torch.cat(slopes)
 
     def _pieces(self, outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(outputs.view_as(self.outputs).split(PIECE), self.targets.split(PIECE), strict=True)

@@ -131,10 +131,10 @@ class NetworkFeatures:
             yield NetworkBlock(self, index.to(self.device), x, y)
 
     def of(self, rows: Tensor) -> "NetworkFeatures":
-        """Of some of the rows."""
-        own = copy.copy(self)
-        own.data, own.rows = self.data.part(rows.to(self.data.indices.device)), len(rows)
-        return own
+        """The features of some of the rows."""
+        part = copy.copy(self)
+        part.data, part.rows = self.data.part(rows.to(self.data.indices.device)), len(rows)
+        return part
 
     def program(self, x: Inputs) -> Program:
         """The network's steps for inputs of this shape."""
@@ -151,10 +151,10 @@ class NetworkFeatures:
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
             factor = noise.factor(block)
-            here = jacobian.at(block.x)
+            row_pass = jacobian.at(block.x)
             for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):
                 v = apply_factor(factor, unit.expand(1, len(factor), -1))[0]
-                squares = here.squares(v.reshape(here.outputs.shape).contiguous())
+                squares = row_pass.squares(v.reshape(row_pass.outputs.shape).contiguous())
                 total += torch.cat([squares[name].flatten() for name in self.names])
             if counted is not None:
                 counted(int(block.index[-1]) + 1, self.rows)
@@ -185,17 +185,17 @@ class NetworkFeatures:
 
     def _of_a_row(self, number: int, row: Inputs, v: Tensor) -> tuple[Tensor, ...]:
         """J^T v of a row by autograd, parameter by parameter."""
-        own = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
+        weights = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
         with torch.enable_grad():
-            total = (self.network(self.params | own, row).flatten() * v).sum()
-            found = torch.autograd.grad(total, list(own.values()), allow_unused=True, materialize_grads=True)
-        bad = [name for name, g in zip(own, found, strict=True) if not g.isfinite().all()]
+            total = (self.network(self.params | weights, row).flatten() * v).sum()
+            gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
+        bad = [name for name, g in zip(weights, gradients, strict=True) if not g.isfinite().all()]
         if bad:
             raise ValueError(
                 f"the derivatives of row {number} by {bad[0]} hold NaN or infinity: look at that row, and whether the "
                 "network takes a root or a logarithm of zero, or divides by it"
             )
-        return found
+        return gradients
 
 
 class NetworkBlock:
@@ -237,7 +237,7 @@ def _in_range(product: Callable[[Tensor], Tensor], given: Tensor, size: Tensor) 
     power = torch.where(size > 0, size.log2().round(), 0.0)
     for less in (0, 8, 16):  # where that is still too much
         scale = torch.exp2(-power - less)
-        found = product(given * scale.view(-1, *[1] * (given.ndim - 1)))
-        if found.isfinite().all():
+        products = product(given * scale.view(-1, *[1] * (given.ndim - 1)))
+        if products.isfinite().all():
             break
-    return found / scale.view(-1, *[1] * (found.ndim - 1))
+    return products / scale.view(-1, *[1] * (products.ndim - 1))

@@ -80,11 +80,11 @@ class NetworkModel:
         return features if self.scale is None else ScaledFeatures(features, self.scale)
 
     def inside(self, weights: Tensor) -> Tensor:
-        """Coordinates of weights, zero for those that are left out."""
+        """The coordinates of weights [..., d], zero for those that are left out."""
         return weights if self.scale is None else torch.where(self.scale > 0, weights / self.scale, 0.0)
 
     def outside(self, coordinates: Tensor) -> Tensor:
-        """Weights of coordinates."""
+        """The weights that coordinates [..., d] stand for."""
         return coordinates if self.scale is None else coordinates * self.scale
 
     def seen(self, weights: Tensor) -> Tensor:
@@ -118,16 +118,16 @@ class NetworkModel:
     def _with_mode(
         self, resting: float, model: LinearModel, prepared: PreparedSolver, samples: LinearSystem, start: Tensor | None
     ) -> tuple[Solution, Tensor]:
-        found = prepared.solve(model, samples, None if start is None else start[:-1])
+        solution = prepared.solve(model, samples, None if start is None else start[:-1])
         first = self.inside(self.weights) if start is None else start[-1]
         mean, products, done = mode(self, model, prepared, first, resting)
-        found.report.vectors += products
+        solution.report.vectors += products
         if not done:
-            found.report.warnings.append(
+            solution.report.warnings.append(
                 f"the mean of the linear model had not come to rest after {STEPS} steps, so the prior precision may be "
                 "off: give the solver a sketch of higher rank, or a precision of your own"
             )
-        return found, mean
+        return solution, mean
 
 
 def mode(

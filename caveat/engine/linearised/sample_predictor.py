@@ -9,7 +9,7 @@ from caveat.batches import Inputs, count_rows, move, outside_inference_mode
 from caveat.engine.flat_weights import moved
 from caveat.engine.linearised.jacobian_features import NetworkFeatures, Programs
 from caveat.engine.linearised.sample_state import SampleState
-from caveat.engine.linearised.sampler import check_shifts, inputs_as_rows
+from caveat.engine.linearised.sampler import InputRows, check_shifts
 from caveat.engine.replicas import Replicas
 from caveat.engine.weight_draws import outputs_of_draws, pick
 from caveat.likelihoods import Hyper
@@ -34,7 +34,7 @@ class SamplePredictor:
         self._networks = Replicas(network.replica)
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Weights: the point plus stored samples."""
+        """Weight draws: the point plus stored samples, n of them."""
         with self._networks.lent() as network:
             yield from self._weight_draws(network, n, rng)
 
@@ -71,7 +71,7 @@ class SamplePredictor:
         if not count_rows(x):
             outputs = network(self._state.params, move(x, network.device))
             return outputs, outputs.expand(len(chosen), *outputs.shape)
-        features = NetworkFeatures(network, self._state.params, inputs_as_rows(x), programs=self._programs)
+        features = NetworkFeatures(network, self._state.params, InputRows(x), programs=self._programs)
         mean: Tensor | None = None
         products: dict[int, Tensor] = {}
         for numbers, samples in self._state.some(chosen, self._at_once):

@@ -48,7 +48,7 @@ class SampleState:
 
     @property
     def spread(self) -> float:
-        """What samples are multiplied by."""
+        """The factor that samples are multiplied by, the root of the temperature."""
         return self.temperature**0.5
 
     def sample(self, number: int) -> Tensor:

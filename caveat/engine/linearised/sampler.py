@@ -40,10 +40,10 @@ from caveat.task import Task
 
 __all__ = [
     "NEGLIGIBLE",
+    "InputRows",
     "Sampler",
     "check_shifts",
     "copies_of_the_weights",
-    "inputs_as_rows",
     "linearise",
     "marginal_variances",
     "normalisations",
@@ -67,15 +67,15 @@ class Sampler:
     def of(cls, linear: NetworkModel, solver: Solver, run: Run, flops: float) -> "Sampler":
         """Prepare the solver, or take what a killed run had prepared."""
         part = run.child("sketch")
-        kept = part.appended("sketch")
-        if kept is None:
+        earlier = part.appended("sketch")
+        if earlier is None:
             with part.counting("product") as counted:
                 prepared = solver.prepare(linear.model, run.seed, counted=counted)
             part.gradient_evaluations += prepared.preparation
             if run.ranks.first:
                 part.append("sketch", {"sketch": prepared.tensors()})
         else:
-            on = {name: value.to(linear.features.device) for name, value in kept[0]["sketch"].items()}
+            on = {name: value.to(linear.features.device) for name, value in earlier[0]["sketch"].items()}
             prepared = solver.prepare(linear.model, run.seed, on)
         sampler = cls(linear, prepared, run, run.seed, flops)
         sampler._absorb(part)
@@ -84,28 +84,26 @@ class Sampler:
     def tuned(self, hyper: Hyperparameters, tuning: Tuning) -> PosteriorSolution:
         """The prior precision and, where it is learned, the noise."""
         part = self.run.child("precision")
-        kept = part.appended("tuned")
-        if kept is not None:
-            tensors, note = kept[0]["tuned"], kept[1]
+        earlier = part.appended("tuned")
+        if earlier is not None:
+            tensors, note = earlier[0]["tuned"], earlier[1]
             device = hyper.prior.device
             hyper = replace(hyper, prior=hyper.prior.new_tensor(note["prior"]), noise=note["noise"])
             gamma = hyper.prior.new_tensor(note["effective_dimension"])
             mean, samples = (tensors[name].to(device) for name in ("mean", "samples"))
-            found = PosteriorSolution(
-                hyper, gamma, mean, samples, SolveReport(), 0.0, note["history"], note["warnings"]
-            )
+            report = SolveReport()
+            tuned = PosteriorSolution(hyper, gamma, mean, samples, report, 0.0, note["history"], note["warnings"])
         else:
             model, few = self.linear.model, range(tuning.samples)
             solve, misfit = self.linear.solving(tuning.tolerance)
-            found = tune(
-                model, hyper, self.prepared, SampleRandomness(model, few, self.seed), solve, tuning, misfit, part
-            )
-            note = {"prior": found.hyper.prior.tolist(), "noise": found.hyper.noise, "history": found.history}
-            note |= {"effective_dimension": found.effective_dimension.tolist(), "warnings": found.warnings}
+            randomness = SampleRandomness(model, few, self.seed)
+            tuned = tune(model, hyper, self.prepared, randomness, solve, tuning, misfit, part)
+            note = {"prior": tuned.hyper.prior.tolist(), "noise": tuned.hyper.noise, "history": tuned.history}
+            note |= {"effective_dimension": tuned.effective_dimension.tolist(), "warnings": tuned.warnings}
             if self.run.ranks.first:
-                part.append("tuned", {"tuned": {"mean": found.mean, "samples": found.samples}}, note)
+                part.append("tuned", {"tuned": {"mean": tuned.mean, "samples": tuned.samples}}, note)
         self._absorb(part)
-        return found
+        return tuned
 
     def groups(
         self, hyper: Hyperparameters, samples: int, at_once: int, known: Tensor | None = None
@@ -122,27 +120,27 @@ class Sampler:
             )
             for first in range(0, samples, at_once):
                 numbers = range(first, min(first + at_once, samples))
-                kept = part.appended(str(first))
-                if kept is None:
+                earlier = part.appended(str(first))
+                if earlier is None:
                     system = SampleRandomness(model, numbers, self.seed).system(model)
                     start = None
                     if known is not None and first < len(known):
                         start = torch.cat([known[first : numbers.stop], system.prior[len(known) - first :]])
-                    found = self.prepared.solve(model, system, start)
-                    report = found.report
+                    solution = self.prepared.solve(model, system, start)
+                    report = solution.report
                     note = {
                         "passes": report.passes,
                         "residual": float(report.residuals.max()),
-                        "energies": (found.z * found.image).sum(1, dtype=torch.float64).tolist(),  # z^T M z
+                        "energies": (solution.z * solution.image).sum(1, dtype=torch.float64).tolist(),  # z^T M z
                         "warnings": unfinished_warnings(report),
                     }
                     part.gradient_evaluations += report.vectors + len(numbers)
-                    deviations = (self.linear.outside(found.z) * hyper.noise**-0.5).cpu()
+                    deviations = (self.linear.outside(solution.z) * hyper.noise**-0.5).cpu()
                     if self.run.ranks.first:
                         part.append(str(first), {"samples": {"deviations": deviations}}, note)
-                        kept = part.appended(str(first))  # large ones are on disk from here on
-                if kept is not None:
-                    deviations, note = kept[0]["samples"]["deviations"], kept[1]
+                        earlier = part.appended(str(first))  # large ones are on disk from here on
+                if earlier is not None:
+                    deviations, note = earlier[0]["samples"]["deviations"], earlier[1]
                 bar.update(len(numbers))
                 yield deviations, note
         self.prepared.progress = None
@@ -154,7 +152,7 @@ class Sampler:
 
 
 def copies_of_the_weights(samples: int, at_once: int, rank: int) -> int:
-    """How many sampling holds: the samples, ten vectors for each that is solved for, the sketch as it is made."""
+    """How many copies of the weights sampling holds: the samples, ten vectors for each solved for, and the sketch."""
     return samples + 10 * at_once + 6 * rank
 
 
@@ -220,9 +218,9 @@ def linearise(
 
 def _units(linear: NetworkModel, run: Run) -> Tensor:
     """One over the root of each weight's curvature, zero where it has none; made once, or what a killed run had."""
-    kept = run.appended("scale")
-    if kept is not None:
-        return kept[0]["scale"]["scale"].to(linear.features.device)
+    earlier = run.appended("scale")
+    if earlier is not None:
+        return earlier[0]["scale"]["scale"].to(linear.features.device)
     features, noise = linear.counted(linear.noise)
     with run.counting("row") as counted:
         diagonal = features.curvature_diagonal(noise, counted)
@@ -241,7 +239,7 @@ def check_shifts(shifts: Tensor, first: int = 0) -> None:
         raise ValueError(f"the network's derivatives at row {row} hold NaN or infinity: look at that row's inputs")
 
 
-class inputs_as_rows(Rows):  # noqa: N801 - used as a function
+class InputRows(Rows):
     """Inputs of any structure as rows without targets."""
 
     def __init__(self, x: Inputs) -> None:
@@ -251,7 +249,7 @@ class inputs_as_rows(Rows):  # noqa: N801 - used as a function
         return count_rows(self.x)
 
     def on(self, device: torch.device) -> Rows:
-        """Where they are."""
+        """The rows themselves: batches are moved as they are read."""
         return self
 
     def batches(self, order: Any, device: torch.device | str = "cpu") -> Iterator[Batch]:

@@ -4,13 +4,14 @@
 
 `Jacobian` is what others use. A forward pass is watched (`watched_pass`, `use_tape`, `use_record`), each parameter's
 use in it becomes a rule for its gradient of a row (`function_rules`, `norm_rules`; `uses`, `product_uses`, `patches`),
-and where no rule is known the parameter is copied for each row (`plan_search` decides). `winograd` makes 3x3
-convolutions faster on a CPU. Called by the Laplace methods and by the g-prior of sampled Laplace.
+and where no rule is known the parameter is copied for each row (`plan_search` decides). A `RowPass` is one forward
+pass, ready for cotangents. `winograd` makes 3x3 convolutions faster on a CPU. Called by the Laplace room, by
+LastLayerLaplace to find its layer, and by linearised networks for the diagonal of their curvature.
 """
 
-from caveat.engine.row_gradients.jacobian import Here, Jacobian, Plans, evenly, one_hot
-from caveat.engine.row_gradients.product_uses import Product
+from caveat.engine.row_gradients.jacobian import Jacobian, Plans, RowPass, evenly, one_hot
+from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.use_tape import Tape
-from caveat.engine.row_gradients.uses import Elementwise
+from caveat.engine.row_gradients.uses import ElementwiseUse
 
-__all__ = ["Elementwise", "Here", "Jacobian", "Plans", "Product", "Tape", "evenly", "one_hot"]
+__all__ = ["ElementwiseUse", "Jacobian", "Plans", "ProductUse", "RowPass", "Tape", "evenly", "one_hot"]

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from caveat.engine.row_gradients.norm_rules import NORM_RULES
 from caveat.engine.row_gradients.patches import Window
-from caveat.engine.row_gradients.product_uses import Product
+from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.use_record import Record
-from caveat.engine.row_gradients.uses import Lookup, Use
+from caveat.engine.row_gradients.uses import LookupUse, Use
 
 __all__ = ["RULES"]
 
@@ -47,7 +47,7 @@ def _linear_part(
     axis = record.axis(x, weight, bias)
     uses: list[Use] = []
     if (name := record.name(weight)) is not None:
-        uses.append(Product(name, record.rows, axis, x.detach(), weight, first=first, outputs=count))
+        uses.append(ProductUse(name, record.rows, axis, x.detach(), weight, first=first, outputs=count))
     uses += record.elementwise(bias, axis, (*[1] * (output.ndim - 2), count), first=start)
     return record.add(output, uses)
 
@@ -70,7 +70,7 @@ def _convolution(
     uses: list[Use] = []
     if (name := record.name(weight)) is not None:
         x, window = input.detach(), Window.of(weight, stride, padding, dilation)
-        uses.append(Product(name, record.rows, axis, x, weight, window, groups=groups, outputs=len(weight)))
+        uses.append(ProductUse(name, record.rows, axis, x, weight, window, groups=groups, outputs=len(weight)))
     uses += record.elementwise(bias, axis, (len(weight), *[1] * (weight.ndim - 2)))
     return record.add(output, uses)
 
@@ -92,7 +92,7 @@ def _embedding(
     ignored = None if padding_idx is None else padding_idx % len(weight)
     name = record.name(weight)
     assert name is not None  # the only parameter it can take
-    return record.add(output, [Lookup(name, record.rows, record.axis(output, weight), weight, input, ignored)])
+    return record.add(output, [LookupUse(name, record.rows, record.axis(output, weight), weight, input, ignored)])
 
 
 def _combined(record: Record, func: Any, input: Any, other: Any, multiplied: bool) -> Tensor | None:

@@ -1,18 +1,18 @@
 """Gradients of a network's outputs for each row by itself, of all weights or of chosen ones only.
 
     jacobian = Jacobian(network, params, x, index)
-    here = jacobian.at(x)                   one forward pass; here.outputs is [B, ...]
-    here.columns(v)                         v^T J for each row: [B, S], the chosen weights only
-    here.squares(v)                         sum over rows of (v^T J)^2, for every weight
-    here.times(matrix)                      J matrix for each row, [B, D, m]
+    row_pass = jacobian.at(x)               one forward pass; row_pass.outputs is [B, ...]
+    row_pass.columns(v)                     v^T J for each row: [B, S], the chosen weights only
+    row_pass.squares(v)                     sum over rows of (v^T J)^2, for every weight
+    row_pass.times(matrix)                  J matrix for each row, [B, D, m]
 
 J[b, d, s] = d outputs[b, d] / d w_s is never held for a batch x outputs x all weights: a cotangent v (of the outputs'
-shape) goes back through the network once (`watched_pass`), and each layer makes what is asked of its own gradient.
-Parameters that act in layers that `layer_rules` does not know get a copy for every row; which way a parameter goes is
-found on a few rows (`plan_search`).
+shape) goes back through the network once (`watched_pass`), and each layer computes what is asked of its own gradient.
+Parameters of functions that `function_rules` does not know get a copy for every row; which way a parameter takes is
+found out on a few rows (`plan_search`).
 
 Where the chosen weights are all of a linear layer, f = W phi + b, that makes the network's outputs, every output's
-gradient is phi (`here.features()`), and products with J are products with phi, cheaper by the number of outputs.
+gradient is phi (`row_pass.features()`), and products with J are products with phi, cheaper by the number of outputs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,28 +25,28 @@ from torch import Tensor
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.cost import free_bytes
 from caveat.engine.row_gradients.plan_search import check_rows_are_independent, find_plan
-from caveat.engine.row_gradients.product_uses import Product
-from caveat.engine.row_gradients.uses import Chosen, Use
-from caveat.engine.row_gradients.watched_pass import Pass, Plan, watched_pass
+from caveat.engine.row_gradients.product_uses import ProductUse
+from caveat.engine.row_gradients.uses import ChosenEntries, Use
+from caveat.engine.row_gradients.watched_pass import Plan, WatchedPass, watched_pass
 from caveat.engine.row_gradients.winograd import Winograd
 from caveat.engine.torch_settings import refuse_inference_mode
 from caveat.engine.working_memory import working_numbers
 from caveat.network import Network, Params
 
-__all__ = ["Here", "Jacobian", "Plans", "evenly", "one_hot"]
+__all__ = ["Jacobian", "Plans", "RowPass", "evenly", "one_hot"]
 
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans that were found at a cost, by the parameters that they are for: of one network, for several Jacobians."""
+    """The plans of one network, by the parameters that they are for, shared by its Jacobians: finding one is costly."""
 
-    found: dict[tuple[str, ...], Plan] = field(default_factory=dict)
+    by_names: dict[tuple[str, ...], Plan] = field(default_factory=dict)
 
     def plan(self, network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
-        """The plan for these parameters, looked for in a pass over a few rows unless it is known."""
-        if names not in self.found:
-            self.found[names] = find_plan(network, params, names, x)
-        return self.found[names]
+        """The plan for these parameters, searched for in a pass over a few rows unless it is known."""
+        if names not in self.by_names:
+            self.by_names[names] = find_plan(network, params, names, x)
+        return self.by_names[names]
 
 
 class Jacobian:
@@ -77,28 +77,28 @@ class Jacobian:
         self.sizes = {name: params[name].numel() for name in network.names}
         self.size = sum(self.sizes.values()) if index is None else len(index)
         # For each parameter: where its chosen entries are among all chosen ones, and which of its entries they are.
-        self.pieces: dict[str, tuple[slice, Chosen]] = {}
+        self.pieces: dict[str, tuple[slice, ChosenEntries]] = {}
         starts = [0, *accumulate(self.sizes.values())]
         ends = starts if index is None else torch.searchsorted(index, index.new_tensor(starts)).tolist()
         for name, start, low, high in zip(self.sizes, starts, ends, ends[1:], strict=False):
             if index is None:
-                self.pieces[name] = (slice(low, high), Chosen(torch.arange(high - low, device=network.device)))
+                self.pieces[name] = (slice(low, high), ChosenEntries(torch.arange(high - low, device=network.device)))
             elif high > low:
-                self.pieces[name] = (slice(low, high), Chosen((index[low:high] - start).to(network.device)))
+                self.pieces[name] = (slice(low, high), ChosenEntries((index[low:high] - start).to(network.device)))
         self.plan = (plans or Plans()).plan(network, params, tuple(self.pieces), x)
         self.order = self._order()
         fixed = Winograd((dict(network.module.named_parameters()) | params).values())
         self.winograd: Winograd | None = fixed if fixed.weights and not bfloat16 else None
 
     def _order(self) -> Tensor | None:
-        """Where the weights of each output are among the chosen ones, [D, I], bias last; see `Here.features`."""
+        """Where the weights of each output are among the chosen ones, [D, I], bias last; see `RowPass.features`."""
         if set(self.plan.last) != set(self.sizes) or self.size < sum(self.sizes.values()):
             return None  # no such layer, or weights that are not of it: never used, but chosen
         outputs, device = len(self.params[self.plan.last[0]]), self.network.device
         places = (self.pieces[name][0] for name in self.plan.last)
         return torch.cat([torch.arange(p.start, p.stop, device=device).reshape(outputs, -1) for p in places], 1)
 
-    def at(self, x: Inputs) -> "Here":
+    def at(self, x: Inputs) -> "RowPass":
         """One forward pass over these rows.
 
         A layer that sees some of the rows only, or in another order (mixtures of experts), may have looked like any
@@ -108,7 +108,7 @@ class Jacobian:
         passed = self._pass(x, self.plan)
         wrong = passed.tape.unknown | passed.misplaced()
         if not wrong:
-            return Here(self, passed)
+            return RowPass(self, passed)
         known = tuple(name for name in self.plan.known if name not in wrong)
         general = tuple(name for name in self.pieces if name not in known)
         numbers = self.plan.numbers + sum(self.sizes[name] for name in wrong)
@@ -117,9 +117,9 @@ class Jacobian:
         if not self.bfloat16:
             check_rows_are_independent(passed.outputs, passed.results[1].detach())
         self.plan, self.order = plan, None  # only now: rows that the network cannot take change nothing
-        return Here(self, passed)
+        return RowPass(self, passed)
 
-    def _pass(self, x: Inputs, plan: Plan) -> Pass:
+    def _pass(self, x: Inputs, plan: Plan) -> WatchedPass:
         try:
             return watched_pass(self.network, self.params, x, plan, self.winograd, self.bfloat16)
         except RuntimeError:  # a module that views images as they lie with channels first
@@ -142,30 +142,30 @@ class Jacobian:
         return max(1, min(4096 if on_gpu else 1024, by_layers, by_columns, by_pass))
 
 
-class Here:
-    """A forward pass, ready for cotangents."""
+class RowPass:
+    """A forward pass over some rows, ready for cotangents of its outputs."""
 
-    def __init__(self, jacobian: Jacobian, passed: Pass) -> None:
+    def __init__(self, jacobian: Jacobian, passed: WatchedPass) -> None:
         self.jacobian, self.passed, self.outputs = jacobian, passed, passed.outputs
         self._rows: Tensor | None = None
         self._output_gradients: list[list[Tensor]] | None = None
 
     def gradients(self, v: Tensor) -> list[Tensor]:
-        """Gradients at every point for a cotangent of the outputs' shape."""
+        """The gradients at every point for one cotangent of the outputs' shape, [B, ...]."""
         return self.passed.gradients(v)
 
     def columns(self, v: Tensor) -> Tensor:
         """v^T J of the chosen weights for each row, [B, S]; in bfloat16 where the passes are."""
         dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
-        found = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
-        self._add_columns(v, found)
-        return found
+        columns = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
+        self._add_columns(v, columns)
+        return columns
 
-    def _add_columns(self, v: Tensor, found: Tensor) -> None:
+    def _add_columns(self, v: Tensor, total: Tensor) -> None:
         gradients, pieces = self.gradients(v), self.jacobian.pieces
         for use, point in self.passed.uses if len(self.outputs) else ():
             place, entries = pieces[use.name]
-            found[:, place].add_(use.columns(gradients[point], entries))  # += would copy the sum onto itself
+            total[:, place].add_(use.columns(gradients[point], entries))  # += would copy the sum onto itself
 
     def rows(self) -> Tensor:
         """J itself, the outputs of a row flattened, [B, D, S]; made once."""
@@ -176,19 +176,19 @@ class Here:
                 self._add_columns(v, self._rows[:, i])
         return self._rows
 
-    def of_outputs(self, chosen: Tensor) -> "Here":
+    def of_outputs(self, chosen: Tensor) -> "RowPass":
         """The same pass with some of each row's flat outputs only, [B, d]."""
         with torch.enable_grad():
             results = [result.flatten(1)[:, chosen] for result in self.passed.results]
         outputs = self.outputs.flatten(1)[:, chosen]
-        return Here(self.jacobian, replace(self.passed, outputs=outputs, results=results))
+        return RowPass(self.jacobian, replace(self.passed, outputs=outputs, results=results))
 
     def features(self) -> Tensor | None:
         """Phi [B, I] (with a one where there is a bias) of outputs W phi + b with all of W and b chosen, else None."""
         if self.jacobian.order is None or self.passed.last_layer() != self.jacobian.plan.last:
             return None
         weight = self.passed.uses[0][0]
-        assert isinstance(weight, Product)  # `last_layer` has seen to it
+        assert isinstance(weight, ProductUse)  # `last_layer` has seen to it
         phi = weight.inputs.to(self.outputs.dtype)
         return torch.cat([phi, torch.ones_like(phi[:, :1])], 1) if len(self.passed.uses) > 1 else phi
 
@@ -201,12 +201,12 @@ class Here:
         return (phi @ blocks.flatten(1)).unflatten(1, blocks.shape[1:])
 
     def squares(self, v: Tensor, names: Iterable[str] | None = None) -> Params:
-        """Sum over rows of the squared gradient of every weight (of the parameters named)."""
+        """The sum over rows of (v^T J)^2 for every weight of the parameters named, each of the parameter's shape."""
         gradients = self.gradients(v)
         wanted = self.jacobian.pieces if names is None else names
-        found = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
+        squares = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
         for name, places in self.by_name().items():
-            if name not in found or not len(v):
+            if name not in squares or not len(v):
                 continue
             if len(places) == 1 and (quick := _one_position(*places[0], gradients)) is not None:
                 total = quick
@@ -215,8 +215,8 @@ class Here:
                 for _, block in self._summed(name, places, [gradients]):
                     wide = block.float() if block.dtype == torch.bfloat16 else block
                     total = total + wide.square().sum((0, 1))
-            found[name] = total.reshape(self.jacobian.params[name].shape)
-        return found
+            squares[name] = total.reshape(self.jacobian.params[name].shape)
+        return squares
 
     def blocks(
         self, cotangents: list[Tensor], names: Iterable[str] | None = None
@@ -244,15 +244,15 @@ class Here:
                 for rows, block in self._summed(name, places, per_cotangent):
                     yield name, rows, block
 
-    def products(self) -> dict[str, list[tuple[Product, int]]]:
+    def products(self) -> dict[str, list[tuple[ProductUse, int]]]:
         """Uses of linear and convolutional weights, by parameter, with their points."""
         return {
-            name: [(use, point) for use, point in places if isinstance(use, Product)]
+            name: [(use, point) for use, point in places if isinstance(use, ProductUse)]
             for name, places in self.by_name().items()
-            if all(isinstance(use, Product) for use, _ in places)
+            if all(isinstance(use, ProductUse) for use, _ in places)
         }
 
-    def factored(self, name: str) -> list[tuple[Product, int]]:
+    def factored(self, name: str) -> list[tuple[ProductUse, int]]:
         """Uses of a weight that has Kronecker factors, with their points; none where it does not act."""
         places = self.by_name().get(name, [])
         if any(use.name in self.jacobian.plan.general for use, _ in places):
@@ -260,14 +260,14 @@ class Here:
                 f"{name} acts on some of the rows only, or in another order, unlike in the first rows, so it has no "
                 "Kronecker factors: use structure='diagonal', or leave it out with parameters="
             )
-        return [(use, point) for use, point in places if isinstance(use, Product)]
+        return [(use, point) for use, point in places if isinstance(use, ProductUse)]
 
     def by_name(self) -> dict[str, list[tuple[Use, int]]]:
-        """Uses and their points, by parameter."""
-        found: dict[str, list[tuple[Use, int]]] = {}
+        """Every use of a parameter with its point, by the parameter's name."""
+        uses_by_name: dict[str, list[tuple[Use, int]]] = {}
         for use, point in self.passed.uses:
-            found.setdefault(use.name, []).append((use, point))
-        return found
+            uses_by_name.setdefault(use.name, []).append((use, point))
+        return uses_by_name
 
     def _summed(
         self, name: str, places: list[tuple[Use, int]], per_cotangent: list[list[Tensor]]
@@ -289,12 +289,12 @@ class Here:
 
 
 def evenly(rows: int, most: int) -> int:
-    """The size of pieces that are equal and at most so large: a last piece of few rows costs as much as a whole one."""
+    """The size of equal pieces of at most `most` rows: a last piece of few rows would cost as much as a whole one."""
     return -(-rows // max(1, -(-rows // most)))
 
 
 def one_hot(outputs: Tensor) -> Iterator[Tensor]:
-    """Cotangents that pick one output of every row after the other."""
+    """Cotangents of the outputs' shape, each of which picks one output of every row."""
     for d in range(outputs.shape[1:].numel()):
         v = outputs.new_zeros(len(outputs), outputs.shape[1:].numel())
         v[:, d] = 1
@@ -303,7 +303,7 @@ def one_hot(outputs: Tensor) -> Iterator[Tensor]:
 
 def _one_position(use: Use, point: int, gradients: list[Tensor]) -> Tensor | None:
     """Sum of squares where a weight acts once a row: (g^2)^T a^2, without a gradient for each row."""
-    if not isinstance(use, Product) or use.groups > 1 or use.outputs != len(use.weight):
+    if not isinstance(use, ProductUse) or use.groups > 1 or use.outputs != len(use.weight):
         return None
     g = use.positions(use.arranged(gradients[point]))
     if g.shape[2] != 1 or len(g) != use.rows:
@@ -315,7 +315,7 @@ def _one_position(use: Use, point: int, gradients: list[Tensor]) -> Tensor | Non
 
 
 def _fast_layout(tensor: Tensor) -> Tensor:
-    """Channels last where it is faster: images and filters on a GPU."""
+    """The tensor with channels last where that is faster: images and filters on a GPU."""
     if tensor.device.type != "cuda" or tensor.ndim != 4:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)

@@ -59,23 +59,23 @@ def _rms_norm(
 
 def _normalised(
     record: Record,
-    made: Callable[[Tensor | None, Tensor | None], Tensor],
+    norm_with: Callable[[Tensor | None, Tensor | None], Tensor],
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     over: Sequence[int] | None = None,
 ) -> Tensor | None:
-    """A norm layer, which `made` makes with a weight and a bias: of the last axes, or one number a channel."""
+    """Record a norm layer, which `norm_with` runs with a weight and a bias: of the last axes, or a number a channel."""
     if record.name(input) is not None:
         return None
-    output = made(weight, bias)
+    output = norm_with(weight, bias)
     axis = record.axis(output, weight, bias, channels=over is None)
     ones = [1] * (input.ndim - (2 if over is None else 1 + len(over)))
     shape = (input.shape[1], *ones) if over is None else (*ones, *over)
     factor = None
     if record.name(weight) is not None:
         with torch.no_grad():
-            factor = made(None, None)
+            factor = norm_with(None, None)
     uses = record.elementwise(weight, axis, shape, factor) + record.elementwise(bias, axis, shape)
     return record.add(output, uses)
 

@@ -27,7 +27,7 @@ class Window:
 
     @classmethod
     def of(cls, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> "Window":
-        """As torch's convolutions take them: a number for all axes or one for each, padding also by its name."""
+        """The window of torch's arguments: one number for all axes or one for each, padding also by its name."""
         kernel = tuple(weight.shape[2:])
         dilations = _each(dilation, len(kernel))
         if isinstance(padding, str):
@@ -39,7 +39,7 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Numbers in one channel of the kernel."""
+        """How many numbers one channel of the kernel has."""
         return math.prod(self.kernel)
 
     def patches(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Window:
         return self._views(x).reshape(len(x), x.shape[1] * self.size, -1)
 
     def gather(self, x: Tensor, channel: Tensor, offset: Tensor) -> Tensor:
-        """Rows of the patches, [N, s, T]."""
+        """Chosen rows of the patches, given by their channels [s] and offsets in the kernel [s], as [N, s, T]."""
         order = offset.argsort(stable=True)
         ends = torch.bincount(offset, minlength=self.size).cumsum(0).tolist()
         views = self._views(x[:, channel[order]])  # of what is wanted alone: there may be few among many channels
@@ -63,7 +63,7 @@ class Window:
         return torch.cat(pieces, 1)[:, order.argsort()]
 
     def _views(self, x: Tensor) -> Tensor:
-        """For each offset in the kernel the inputs that it meets, [N, C, *kernel, *positions]: of the padded input."""
+        """The inputs that each offset in the kernel meets: a view [N, C, *kernel, *positions] of the padded ones."""
         padded = F.pad(x, [p for pair in reversed(self.padding) for p in pair]) if any(map(any, self.padding)) else x
         axes = list(zip(padded.shape[2:], padded.stride()[2:], self.kernel, self.stride, self.dilation, strict=True))
         positions = [(length - d * (k - 1) - 1) // s + 1 for length, _, k, s, d in axes]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
-from caveat.engine.row_gradients.watched_pass import Pass, Plan, watched_pass
+from caveat.engine.row_gradients.watched_pass import Plan, WatchedPass, watched_pass
 from caveat.engine.torch_settings import full_precision, plain_attention
 from caveat.network import Network, Params
 
@@ -25,10 +25,10 @@ __all__ = ["check_rows_are_independent", "find_plan"]
 
 
 def find_plan(network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
-    """For the parameters named, on a few of these rows."""
+    """The plan for the parameters named, found on a few of these rows."""
     try:
         with full_precision(network.device):
-            return _found(network, _nearby(params, network.names), names, _few_rows(x))
+            return _tried_ways(network, _nearby(params, network.names), names, _few_rows(x))
     except CheckpointError as error:  # what is computed again would be at other parameters
         raise ValueError(
             "the network computes activations again in its backward pass (torch.utils.checkpoint), where the "
@@ -37,7 +37,7 @@ def find_plan(network: Network, params: Params, names: tuple[str, ...], x: Input
 
 
 def check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
-    """Rows' outputs in a batch must be those that each has alone."""
+    """Raise a ValueError where the outputs of rows in a batch are not those of each row alone, [B, ...] both."""
     scale = float(alone.abs().max())
     if not float((in_batch - alone).abs().max()) <= _rounding(alone) * scale + 1e-6:
         raise ValueError(
@@ -46,7 +46,7 @@ def check_rows_are_independent(in_batch: Tensor, alone: Tensor) -> None:
         )
 
 
-def _found(network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
+def _tried_ways(network: Network, params: Params, names: tuple[str, ...], x: Inputs) -> Plan:
     """Try the rules, then copies, each against autograd's gradient of the second row alone."""
     rows = count_rows(x)
     alone, v, exact = _second_alone(network, params, names, x)
@@ -60,7 +60,7 @@ def _found(network: Network, params: Params, names: tuple[str, ...], x: Inputs) 
                     raise
                 break
             check_rows_are_independent(passed.outputs[1:2], alone)
-            axes = {name: tuple(found) for name, found in passed.tape.found_axes.items()}
+            axes = {name: tuple(places) for name, places in passed.tape.found_axes.items()}
             numbers = sum(point.numel() for point in passed.points) // rows
             wrong = passed.tape.unknown | _differing(passed, params, v, exact)
             if not wrong:
@@ -92,23 +92,23 @@ def _second_alone(network: Network, params: Params, names: tuple[str, ...], x: I
     v = torch.randn(shape, generator=rng, dtype=torch.float64).to(alone.device, alone.dtype)
     exact = dict.fromkeys(names, torch.zeros((), device=alone.device))
     if alone.requires_grad:
-        found = torch.autograd.grad(alone, list(watched.values()), v[1:2], allow_unused=True)
-        exact |= {n: g for n, g in zip(names, found, strict=True) if g is not None}
+        gradients = torch.autograd.grad(alone, list(watched.values()), v[1:2], allow_unused=True)
+        exact |= {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
     return alone.detach(), v, exact
 
 
-def _differing(passed: Pass, params: Params, v: Tensor, exact: Params) -> set[str]:
+def _differing(passed: WatchedPass, params: Params, v: Tensor, exact: Params) -> set[str]:
     """Parameters whose gradient for the second row is not autograd's."""
-    found, gradients = {name: torch.zeros_like(params[name]) for name in exact}, passed.gradients(v)
+    by_plan, gradients = {name: torch.zeros_like(params[name]) for name in exact}, passed.gradients(v)
     for use, point in passed.uses:
         g = use.arranged(gradients[point])
         m = len(g) // use.rows
-        found[use.name] += use.dense(g, slice(m, 2 * m)).sum(0).reshape(found[use.name].shape)
-    norms = _norms([exact[name] for name in found])
-    errors = _norms([value - exact[name] for name, value in found.items()])
+        by_plan[use.name] += use.dense(g, slice(m, 2 * m)).sum(0).reshape(by_plan[use.name].shape)
+    norms = _norms([exact[name] for name in by_plan])
+    errors = _norms([value - exact[name] for name, value in by_plan.items()])
     tolerance, least = _rounding(v), 1e-4 * max(norms, default=0.0)
     close = [error <= tolerance * max(norm, least) for error, norm in zip(errors, norms, strict=True)]
-    return {name for name, is_close in zip(found, close, strict=True) if not is_close}
+    return {name for name, is_close in zip(by_plan, close, strict=True) if not is_close}
 
 
 def _few_rows(x: Inputs) -> Inputs:

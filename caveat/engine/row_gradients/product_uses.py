@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from caveat.engine.row_gradients.patches import Window
-from caveat.engine.row_gradients.uses import Chosen, Split, Use
+from caveat.engine.row_gradients.uses import ChosenEntries, Split, Use
 from caveat.engine.working_memory import working_numbers
 
-__all__ = ["Product"]
+__all__ = ["ProductUse"]
 
 # Bytes that could be moved in the time of one multiply-add: what a dense product costs against gathering.
 BYTES_PER_PRODUCT = {"cpu": 0.4, "cuda": 0.08}
 
 
 @dataclass
-class Product(Use):
+class ProductUse(Use):
     """The weight of a linear layer or a convolution (or rows of it, from `first` on)."""
 
     inputs: Tensor  # [N, *positions, I] or [N, I, *image], as the function took them
@@ -38,7 +38,7 @@ class Product(Use):
 
     @property
     def width(self) -> int:
-        """Weights of one output."""
+        """How many weights one output has."""
         return self.weight[0].numel()
 
     def positions(self, g: Tensor) -> Tensor:
@@ -53,10 +53,10 @@ class Product(Use):
         x = self.arranged(self.inputs)[part].to(dtype)
         if self.convolution is None:
             return self.positions(x)
-        found = self.convolution.patches(x)
-        if len(self.inputs) * found[:1].numel() <= 2 * working_numbers(found):
-            self._kept[key] = found
-        return found
+        patches = self.convolution.patches(x)
+        if len(self.inputs) * patches[:1].numel() <= 2 * working_numbers(patches):
+            self._kept[key] = patches
+        return patches
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """One product a row; zero at the rows of the weight that do not act here."""
@@ -65,26 +65,26 @@ class Product(Use):
         n, t = len(g), g.shape[2]
         if self.groups > 1:
             g, a = g.reshape(n, self.groups, -1, t), a.reshape(n, self.groups, -1, t)
-        found = (g @ a.transpose(-1, -2)).reshape(n, -1, *self.weight.shape[1:])
+        products = (g @ a.transpose(-1, -2)).reshape(n, -1, *self.weight.shape[1:])
         if self.outputs == len(self.weight):
-            return found
+            return products
         return F.pad(
-            found, [0, 0] * (self.weight.ndim - 1) + [self.first, len(self.weight) - self.first - self.outputs]
+            products, [0, 0] * (self.weight.ndim - 1) + [self.first, len(self.weight) - self.first - self.outputs]
         )
 
     def on_the_way(self, g: Tensor) -> int:
-        """The patches."""
+        """The numbers in the patches of one row, which are more than those of its gradient."""
         return self.groups * self.width * (super().on_the_way(g) // self.outputs)
 
-    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
+    def chosen(self, g: Tensor, entries: ChosenEntries) -> Tensor:
         """By gathering channels and patches, or from dense products of the outputs concerned: whichever moves less."""
         g, split = self.positions(g), entries.split(self.width, self.first, self.outputs)
         if split.mine is None:
             return self._chosen(g, split)
-        found = g.new_zeros(len(g), len(entries.index))
+        gradients = g.new_zeros(len(g), len(entries.index))
         if len(split.row):
-            found[:, split.mine] = self._chosen(g, split)
-        return found
+            gradients[:, split.mine] = self._chosen(g, split)
+        return gradients
 
     def _chosen(self, g: Tensor, split: Split) -> Tensor:
         t = g.shape[2]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from caveat.engine.row_gradients.uses import Axis, Elementwise, Use
+from caveat.engine.row_gradients.uses import Axis, ElementwiseUse, Use
 
 __all__ = ["NotRowsError", "Record"]
 
@@ -37,7 +37,7 @@ class Record:
         self.found_axes: dict[str, list[Axis]] = {}  # of every use of a parameter, in the order of the calls
 
     def name(self, tensor: Any) -> str | None:
-        """The watched parameter that this is, if it is one."""
+        """The name of the watched parameter that this tensor is, or None where it is not one."""
         return self.watched.get(id(tensor)) if isinstance(tensor, Tensor) else None
 
     def axis(self, tensor: Tensor, *parameters: Tensor | None, channels: bool = False) -> Axis:
@@ -50,24 +50,24 @@ class Record:
         earlier = self.found_axes.setdefault(name, [])
         if tensor.ndim < 2 or (self.axes is not None and name not in self.axes):
             raise NotRowsError
-        found: Axis
+        axis: Axis
         if self.axes is not None:
             known = self.axes[name]
-            found = known[min(len(earlier), len(known) - 1)]
+            axis = known[min(len(earlier), len(known) - 1)]
         elif len(tensor) == self.rows:
-            found = "first"
+            axis = "first"
         elif not channels and tensor.ndim > 2 and tensor.shape[1] == self.rows:
-            found = "second"
+            axis = "second"
         else:
-            found = "folded"
-        length = tensor.shape[1] if found == "second" else len(tensor)
-        if length != self.rows and (found != "folded" or length % max(self.rows, 1) or not length):
+            axis = "folded"
+        length = tensor.shape[1] if axis == "second" else len(tensor)
+        if length != self.rows and (axis != "folded" or length % max(self.rows, 1) or not length):
             raise NotRowsError
-        earlier.append(found)
-        return found
+        earlier.append(axis)
+        return axis
 
     def add(self, output: Tensor, uses: Iterable[Use]) -> Tensor:
-        """The output with a point added to it."""
+        """Record the uses of a function's parameters, and return its output with a point added to it."""
         point = output.new_zeros(()).expand(output.shape).requires_grad_()  # takes no memory
         self.points.append(point)
         for use in uses:
@@ -88,4 +88,4 @@ class Record:
         name = self.name(parameter)
         if parameter is None or name is None:
             return []
-        return [Elementwise(name, self.rows, axis, parameter, factor, shape, first)]
+        return [ElementwiseUse(name, self.rows, axis, parameter, factor, shape, first)]

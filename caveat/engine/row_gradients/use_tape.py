@@ -4,9 +4,9 @@
     with tape:
         outputs = network(params, x)        tape.uses, tape.points
 
-Functions that `layer_rules` knows leave a record of what the gradient of each row is made from (`row_gradients`,
-`product_gradients`). Any other function that takes a watched parameter makes it "unknown", and the Jacobian falls back
-on batched copies of that parameter.
+Functions that `function_rules` knows leave a record of what the gradient of each row is computed from (`uses`,
+`product_uses`). Any other function that takes a watched parameter makes it "unknown", and the Jacobian falls back on
+copies of that parameter for each row.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Tape(Record, TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Let the function run; note what it does with watched parameters."""
+        """Let the function run and record what it does with watched parameters."""
         result = self._called(func, args, kwargs or {})
         self.selects |= func is not F.embedding and self._may_select(tensors((args, kwargs)))
         of_rows = (tensor.numel() for tensor in tensors(result) if self._has_rows(tensor))

@@ -6,7 +6,7 @@ With g the gradient at the output of the function that takes the parameter,
     embedding:    grad E[v, d] = sum_t [token_t = v] g[d, t]
 
 for every row by itself, of the whole parameter or of chosen entries. The weights of linear layers and convolutions are
-in `product_gradients`.
+in `product_uses`.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from caveat.engine.working_memory import working_numbers
 
-__all__ = ["Axis", "Chosen", "Elementwise", "Lookup", "Split", "Use"]
+__all__ = ["Axis", "ChosenEntries", "ElementwiseUse", "LookupUse", "Split", "Use"]
 
 Axis = Literal["first", "second", "folded"]  # where the rows are in a function's tensors; folded is rows x positions
 
@@ -34,14 +34,14 @@ class Use(ABC):
     axis: Axis
 
     @abstractmethod
-    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """Gradients of the chosen entries for each row, [N, s], N rows or more."""
 
     @abstractmethod
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Gradients of the whole parameter for some of the N rows, [n, *parameter]."""
 
-    def columns(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def columns(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """Gradients of the chosen entries for each row of the batch, [B, s]."""
         return _summed(self.chosen(self.arranged(g), entries), self.rows)
 
@@ -63,7 +63,7 @@ class Use(ABC):
 
 
 @dataclass
-class Elementwise(Use):
+class ElementwiseUse(Use):
     """A parameter that multiplies something elementwise, or is added to it."""
 
     parameter: Tensor
@@ -71,23 +71,23 @@ class Elementwise(Use):
     shape: tuple[int, ...]  # of what acts, aligned with the axes of the output after the first
     first: int = 0  # where only entries from here on act
 
-    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
-        """All of them: there are few."""
+    def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
+        """The gradients of the chosen entries, taken from those of all entries, which are few."""
         return self.dense(g, slice(None)).reshape(len(g), -1)[:, entries.index]
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Sums over positions; zero at the entries that do not act here."""
-        found = g[part] if self.factor is None else g[part] * self.arranged(self.factor)[part].to(g.dtype)
-        axes = [i + 1 for i, length in enumerate(self.shape) if length == 1 and found.shape[i + 1] > 1]
-        found = found.sum(axes) if axes else found
-        found = found.reshape(len(found), -1)
-        rest = self.parameter.numel() - self.first - found.shape[1]
-        found = F.pad(found, [self.first, rest]) if self.first or rest else found
-        return found.reshape(len(found), *self.parameter.shape)
+        gradients = g[part] if self.factor is None else g[part] * self.arranged(self.factor)[part].to(g.dtype)
+        axes = [i + 1 for i, length in enumerate(self.shape) if length == 1 and gradients.shape[i + 1] > 1]
+        gradients = gradients.sum(axes) if axes else gradients
+        gradients = gradients.reshape(len(gradients), -1)
+        rest = self.parameter.numel() - self.first - gradients.shape[1]
+        gradients = F.pad(gradients, [self.first, rest]) if self.first or rest else gradients
+        return gradients.reshape(len(gradients), *self.parameter.shape)
 
 
 @dataclass
-class Lookup(Use):
+class LookupUse(Use):
     """The table of an embedding."""
 
     table: Tensor
@@ -101,7 +101,7 @@ class Lookup(Use):
         g = g[part].reshape(len(tokens), tokens.shape[1], -1)
         return tokens, g if self.ignored is None else g * (tokens != self.ignored).unsqueeze(-1)
 
-    def chosen(self, g: Tensor, entries: "Chosen") -> Tensor:
+    def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
         """Sums over the positions that hold each chosen token."""
         tokens, g = self._flat(g, slice(None))
         step = max(1, working_numbers(g) // max(tokens.numel(), 1))
@@ -114,19 +114,19 @@ class Lookup(Use):
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Gradients added up where their token's row is."""
         tokens, g = self._flat(g, part)
-        found = g.new_zeros(len(tokens), *self.table.shape)
-        return found.scatter_add_(1, tokens.unsqueeze(-1).expand(-1, -1, self.table.shape[1]), g)
+        gradients = g.new_zeros(len(tokens), *self.table.shape)
+        return gradients.scatter_add_(1, tokens.unsqueeze(-1).expand(-1, -1, self.table.shape[1]), g)
 
 
-class Chosen:
-    """Entries of a parameter (a flat index), and where they are in a weight: found once for all batches."""
+class ChosenEntries:
+    """Chosen entries of a parameter, a flat index [s], and where they are in a weight, found once for all batches."""
 
     def __init__(self, index: Tensor) -> None:
         self.index = index
         self._found: dict[tuple[int, int, int], Split] = {}
 
     def split(self, width: int, first: int, outputs: int) -> "Split":
-        """In rows of `width` numbers, of which `outputs` from `first` on act."""
+        """The entries in a weight with rows of `width` numbers, of which `outputs` rows from `first` on act."""
         key = (width, first, outputs)
         if key not in self._found:
             row, k = self.index // width - first, self.index % width

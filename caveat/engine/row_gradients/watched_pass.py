@@ -12,7 +12,6 @@ through `torch.func`, or row by row where torch.func cannot.
 """
 
 import contextlib
-import threading
 import warnings
 from dataclasses import dataclass
 
@@ -20,23 +19,23 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
-from caveat.engine.row_gradients.product_uses import Product
+from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.use_tape import Tape
-from caveat.engine.row_gradients.uses import Axis, Chosen, Use
+from caveat.engine.row_gradients.uses import Axis, ChosenEntries, Use
 from caveat.engine.row_gradients.winograd import Winograd
-from caveat.engine.torch_settings import plain_attention
+from caveat.engine.torch_settings import plain_attention, process_lock
 from caveat.network import Network, Params
 
-__all__ = ["Pass", "Plan", "watched_pass"]
+__all__ = ["Plan", "WatchedPass", "watched_pass"]
 
-_FILTERS = threading.Lock()  # of Python's warnings, which are the process's and not a thread's
+_FILTERS = process_lock()  # of Python's warnings, which are the process's and not a thread's
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How each parameter's gradient is made."""
+    """How the gradient of each parameter is computed."""
 
-    known: tuple[str, ...]  # by the rules of `layer_rules`
+    known: tuple[str, ...]  # by the rules of `function_rules`
     general: tuple[str, ...]  # by copies
     vectorised: bool  # whether torch.func can make the copies' pass
     axes: dict[str, tuple[Axis, ...]] | None = None  # where the rows are, for every use of a known one; None: find out
@@ -48,7 +47,7 @@ class Plan:
 
 def watched_pass(
     network: Network, params: Params, x: Inputs, plan: Plan, winograd: Winograd | None = None, bfloat16: bool = False
-) -> "Pass":
+) -> "WatchedPass":
     """One forward pass over these rows; `winograd` is worth its while where many follow at the same parameters."""
     rows = count_rows(x)
     tape = Tape({id(params[name]): name for name in plan.known}, rows, plan.axes)
@@ -65,11 +64,11 @@ def watched_pass(
             results.append(_with_copies(network, params, copies, x, plan.vectorised))
     # Probabilities and Fisher information are too fine for half precision.
     fine = outputs.dtype in (torch.float32, torch.float64)
-    return Pass(tape, outputs.detach() if fine else outputs.detach().float(), results, points, uses)
+    return WatchedPass(tape, outputs.detach() if fine else outputs.detach().float(), results, points, uses)
 
 
 @dataclass(frozen=True)
-class Pass:
+class WatchedPass:
     """What a forward pass leaves behind."""
 
     tape: Tape
@@ -84,8 +83,8 @@ class Pass:
         if not reached:
             return [torch.zeros_like(point) for point in self.points]
         cotangents = [v.to(result.dtype) for result in reached]
-        found = torch.autograd.grad(reached, self.points, cotangents, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.points, found, strict=True)]
+        gradients = torch.autograd.grad(reached, self.points, cotangents, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.points, gradients, strict=True)]
 
     def misplaced(self) -> set[str]:
         """Parameters that met rows elsewhere than they were taken to be, where that can happen.
@@ -102,14 +101,14 @@ class Pass:
         v = torch.randn(self.outputs.shape, generator=rng, dtype=torch.float64).to(self.outputs)
         powers = (2.0 ** (torch.arange(len(v)) % 61 - 30)).to(v)
         plain, multiplied = self.gradients(v), self.gradients(v * powers.reshape(-1, *[1] * (v.ndim - 1)))
-        found = set()
+        names = set()
         for use, point in at_risk:
             wanted, given = (use.arranged(gradients[point]).flatten(1) for gradients in (plain, multiplied))
             given = given / powers.repeat_interleave(len(given) // use.rows).unsqueeze(1).to(given.dtype)
             rounding = 0.1 * wanted.abs() + 1e-3 * wanted.abs().max()
             if bool(((given - wanted).abs() > rounding).any()):
-                found.add(use.name)
-        return found
+                names.add(use.name)
+        return names
 
     def last_layer(self) -> tuple[str, ...]:
         """Weight and bias of the linear layer that makes the outputs, where it is all that is watched; else none."""
@@ -117,7 +116,7 @@ class Pass:
         if result is not self.tape.watched_output or result._version or len(self.points) > 1 or len(uses) > 2:
             return ()  # something comes after it, perhaps in place, or something else is watched too
         weight = uses[0]
-        if not isinstance(weight, Product) or weight.convolution is not None or weight.inputs.ndim != 2:
+        if not isinstance(weight, ProductUse) or weight.convolution is not None or weight.inputs.ndim != 2:
             return ()
         return tuple(use.name for use in uses)
 
@@ -126,7 +125,7 @@ class Pass:
 class _Copies(Use):
     """A parameter with a copy for every row: the gradient at the copies is what is wanted."""
 
-    def chosen(self, g: Tensor, entries: Chosen) -> Tensor:
+    def chosen(self, g: Tensor, entries: ChosenEntries) -> Tensor:
         return g.reshape(len(g), -1)[:, entries.index]
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
@@ -137,10 +136,10 @@ def _with_copies(network: Network, params: Params, copies: Params, x: Inputs, ve
     """The outputs with parameters of each row's own."""
     batched = [t for t in tensors(x) if t.ndim]
 
-    def one(own: Params, *row: Tensor) -> Tensor:
+    def one(copies_of_row: Params, *row: Tensor) -> Tensor:
         values = iter(row)
         alone = map_tensors(lambda t: next(values).unsqueeze(0) if t.ndim else t, x)
-        return network(params | own, alone)[0]
+        return network(params | copies_of_row, alone)[0]
 
     if vectorised:
         with _FILTERS, warnings.catch_warnings():

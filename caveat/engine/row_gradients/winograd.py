@@ -44,27 +44,27 @@ class Winograd(TorchFunctionMode):
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
         self.weights = {id(weight): weight for weight in weights if suits(weight)}  # others may be made anew each time
-        self.kernels: dict[tuple[int, int, int], _Kernel] = {}
+        self.kernels: dict[tuple[int, int, int], _WinogradKernel] = {}
         self.origins: list[_Origin] = []  # of the last few results
 
     def __exit__(self, *raised: Any) -> None:
-        """Let go of the pass's tensors."""
+        """Leave the mode, and release the tensors of the pass."""
         super().__exit__(*raised)
         self.origins = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Another way for the two functions, where they are called as it can take them."""
+        """Run convolutions, relus and BatchNorm by the faster way where it can take the call as it is."""
         kwargs = kwargs or {}
-        found = None
+        result = None
         if func is torch.conv2d:
-            found = self._convolution(*args, **kwargs)
+            result = self._convolution(*args, **kwargs)
         elif func is F.relu:
-            found = self._relu(*args, **kwargs)
+            result = self._relu(*args, **kwargs)
         elif func is F.batch_norm:
-            found = self._batch_norm(*args, **kwargs)
-        return func(*args, **kwargs) if found is None else found
+            result = self._batch_norm(*args, **kwargs)
+        return func(*args, **kwargs) if result is None else result
 
     def _convolution(
         self,
@@ -86,7 +86,7 @@ class Winograd(TorchFunctionMode):
             return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
         if min(input.shape[2:]) + 2 * pad < 3:
             return None  # torch says what is wrong
-        kernel = self.kernels.setdefault((id(weight), step, pad), _Kernel(weight, step, pad))
+        kernel = self.kernels.setdefault((id(weight), step, pad), _WinogradKernel(weight, step, pad))
         origin = self._origin(input)
         if origin is None or not origin.gated:
             origin = _Origin(input, input)
@@ -140,11 +140,11 @@ class _Origin:
         self.versions = self.current()
 
     def current(self) -> tuple[int, int]:
-        """Which say whether either was written into since."""
+        """The versions of both tensors, which change when either is written into."""
         return self.result._version, self.source._version
 
 
-class _Kernel:
+class _WinogradKernel:
     """A weight [outputs, inputs, 3, 3] with its stride and padding, and its transforms for either direction."""
 
     def __init__(self, weight: Tensor, stride: int, padding: int) -> None:
@@ -153,7 +153,7 @@ class _Kernel:
         self.transformed: dict[bool, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
+        """The convolution of images [n, inputs, H, W]."""
         n, _, *size = x.shape
         if self.stride > 1 or not self._worth(x, back=False):
             return F.conv2d(x, self.weight, stride=self.stride, padding=self.padding)
@@ -163,8 +163,8 @@ class _Kernel:
         """The gradient at inputs of that shape from the one at outputs, times scale where the gate is positive."""
         if self._worth(g, back=True):
             return self._convolved(g, shape, True, gate, scale)
-        found = conv2d_input(shape, self.weight, g, stride=self.stride, padding=self.padding)
-        return found if gate is None or scale is None else found * (gate > 0) * scale[:, None, None]
+        gradient = conv2d_input(shape, self.weight, g, stride=self.stride, padding=self.padding)
+        return gradient if gate is None or scale is None else gradient * (gate > 0) * scale[:, None, None]
 
     def _worth(self, x: Tensor, back: bool) -> bool:
         self.met[back] += x.numel() // x.shape[1]
@@ -199,7 +199,7 @@ def _call(name: str, sizes: list[int], *given: Tensor | None) -> None:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, source: Tensor, origin: _Origin, kernel: _Kernel) -> Tensor:
+    def forward(ctx: Any, source: Tensor, origin: _Origin, kernel: _WinogradKernel) -> Tensor:
         ctx.kernel, ctx.shape = kernel, list(source.shape)
         if origin.gated:
             ctx.save_for_backward(origin.result.detach(), origin.scale)
@@ -223,6 +223,6 @@ class _Line(torch.autograd.Function):
 
 
 def _single(value: Any) -> int:
-    """The number of both axes; -1 where they have two."""
+    """The one number that holds for both axes; -1 where the axes differ."""
     values = {value} if isinstance(value, int) else set(value)
     return values.pop() if len(values) == 1 else -1

@@ -4,7 +4,8 @@
 
 `Program` is what others use: the network is traced into a list of steps (`tracing`), each with the linear part of its
 operation (`operation_rules`, `product_rules`, `image_layouts`), and tangents go through it as sums that are added up
-as late as possible (`lazy_sums`). Called by the features of a linearised network.
+as late as possible (`lazy_sums`); a `call_site` is what a rule is asked about. Called by the features of a linearised
+network.
 """
 
 from caveat.engine.tangents.program import Program

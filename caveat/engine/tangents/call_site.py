@@ -2,8 +2,8 @@
 
     y = op(a, b, ...)      push: dy_k = A da_k + B db_k + ...      pull: ga_k = A^T g_k,  gb_k = B^T g_k, ...
 
-A, B are the operation's Jacobians where the forward pass was. Tangents of a tensor [B, ...] are [K, B, ...], those of a
-weight [K, ...]; both come as sums that may wait (`linear_sums`).
+A, B are the operation's Jacobians at the values of the forward pass. Tangents of a tensor [B, ...] are [K, B, ...],
+those of a weight [K, ...]; both come as sums whose terms may not be added yet (`lazy_sums`).
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +42,9 @@ class Site:
     def of_active(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Tensor, ...]], Tensors]:
         """The operation's floating-point outputs as a function of the active values alone, and these."""
 
-        def function(*own: Tensor) -> tuple[Tensor, ...]:
+        def function(*active_values: Tensor) -> tuple[Tensor, ...]:
             given = list(values)
-            for place, value in zip(self.active, own, strict=True):
+            for place, value in zip(self.active, active_values, strict=True):
                 given[place] = value
             return floating(self(given))
 
@@ -52,10 +52,10 @@ class Site:
 
 
 class Rule(Protocol):
-    """How tangents and cotangents of one operation are made."""
+    """How tangents and cotangents go through one operation."""
 
     def save(self, values: Sequence[Any], result: Any) -> Tensors:
-        """What the forward pass leaves for the others."""
+        """What `push` and `pull` need of the forward pass."""
 
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         """Tangents of the floating-point outputs, from those of the active values."""

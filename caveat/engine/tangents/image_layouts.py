@@ -12,30 +12,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["DEPTH", "ROWS", "Geometry", "Layout", "by_channels", "empty_by_channels"]
+__all__ = ["DEPTH", "ROWS", "Geometry", "TangentLayout", "by_channels", "empty_by_channels"]
 
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation, of each axis
 
 
-class Layout(Protocol):
-    """How K tangents lie."""
+class TangentLayout(Protocol):
+    """A way to lay out K tangents of images in memory."""
 
-    beside: bool  # whether K are beside each other at each place
+    beside: bool  # whether the K numbers of a place lie beside each other
 
     def folded(self, t: Tensor) -> Tensor:
-        """[K, B, C, ...] as images, of which K B, or K times as many numbers in each."""
+        """Tangents [K, B, C, ...] as images: K B of them, or B with K times as many numbers in each."""
 
     def unfolded(self, t: Tensor, k: int) -> Tensor:
-        """And back."""
+        """The tangents [K, B, C, ...] that `folded` made these images of."""
 
     def empty(self, x: Tensor, k: int) -> Tensor:
-        """In the place of K tangents of x, folded, of which an operation wants the shape only."""
+        """An uninitialised tensor shaped as K folded tangents of x, for operations that look at the shape only."""
 
     def filter(self, weight: Tensor) -> Tensor:
-        """A filter for those images."""
+        """The filter for those images."""
 
     def geometry(self, plain: Geometry) -> Geometry:
-        """And where it goes."""
+        """The stride, padding and dilation for those images."""
 
 
 class _Rows:
@@ -81,11 +81,11 @@ ROWS, DEPTH = _Rows(), _Depth()
 
 
 def by_channels(t: Tensor) -> Tensor:
-    """Images and filters with channels last."""
+    """Images and filters with channels last in memory; other tensors contiguous."""
     return t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t.contiguous()
 
 
 def empty_by_channels(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """In the place of numbers of which an operation wants the shape only."""
+    """An uninitialised tensor with channels last, for operations that look at the shape only."""
     layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)

@@ -2,7 +2,7 @@
 
 A convolution's tangent is W * dx + dW * x + db, a residual adds another, and relu multiplies. On a GPU each of these
 takes about as long as the convolution of a narrow layer, since all it does is to read and write; together, compiled,
-they read and write once. On a CPU they are made one after the other.
+they read and write once. On a CPU they are added one after the other.
 """
 
 import functools
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["FUSING", "Terms", "times"]
+__all__ = ["FUSING", "Terms", "times_slope"]
 
 FUSING = ("cuda",)  # devices where additions wait
 
@@ -29,7 +29,7 @@ class Terms:
 
     @property
     def whole(self) -> Tensor:
-        """The sum, made once."""
+        """The sum [K, ...], added up once."""
         if len(self.terms) > 1:
             self.terms = (self.times(None),)
         return self.terms[0]
@@ -42,39 +42,39 @@ class Terms:
         return _one_after_the_other(self.terms, slope)
 
 
-def times(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
-    """K tensors times one; large ones after each other, since kernels for broadcasting are slow."""
+def times_slope(t: Tensor, slope: Tensor, out: Tensor | None = None) -> Tensor:
+    """Tangents [K, ...] times a slope [...]; large ones one after the other, since kernels that broadcast are slow."""
     if slope.numel() < 2**16 or t.shape[1:] != slope.shape or t.device.type != "cpu":
         return torch.mul(t, slope, out=out)
-    found = torch.empty_like(t) if out is None else out
+    products = torch.empty_like(t) if out is None else out
     if slope.stride() != t.stride()[1:]:
         slope = torch.empty_like(t[0]).copy_(slope)  # the same layout, once
-    for own, result in zip(t, found, strict=True):
-        torch.mul(own, slope, out=result)
-    return found
+    for tangent, result in zip(t, products, strict=True):
+        torch.mul(tangent, slope, out=result)
+    return products
 
 
 def _one_after_the_other(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
     if len(terms) == 1:
-        return terms[0] if slope is None else times(terms[0], slope)
+        return terms[0] if slope is None else times_slope(terms[0], slope)
     total = terms[0] + terms[1]
     for term in terms[2:]:
         total.add_(term)
-    return total if slope is None else times(total, slope, out=total if slope.dtype == total.dtype else None)
+    return total if slope is None else times_slope(total, slope, out=total if slope.dtype == total.dtype else None)
 
 
 def _of_images(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
     """Of [K, B, C, H, W], seen as [B H W, K, C]: no copies where channels are last."""
     k, b, c, h, w = terms[0].shape
     parts = [term.permute(1, 3, 4, 0, 2).flatten(0, 2) for term in terms]
-    own = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
+    slope_by_place = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
     # One kernel for any number of places. C and the usual K are constants in it: dividing by unknown ones takes longer
     # than the sum. All other K, which solvers come to as vectors are done, share one: compiling takes a second.
     unknown = (0,) if k % 8 == 0 else (0, 1)
-    for part in parts if own is None else [*parts, own]:
+    for part in parts if slope_by_place is None else [*parts, slope_by_place]:
         torch._dynamo.mark_dynamic(part, [axis for axis in unknown if part.shape[axis] > 1])
-    sum_of = _fused(len(terms), own is not None, terms[0].dtype, k if k % 8 == 0 else None, c)
-    return sum_of(parts, own).view(b, h, w, k, c).permute(3, 0, 4, 1, 2)
+    sum_of = _fused(len(terms), slope_by_place is not None, terms[0].dtype, k if k % 8 == 0 else None, c)
+    return sum_of(parts, slope_by_place).view(b, h, w, k, c).permute(3, 0, 4, 1, 2)
 
 
 def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
@@ -86,15 +86,15 @@ def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
 
 @functools.cache
 def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: int) -> Callable[..., Tensor]:
-    """The sum of so many terms as one kernel."""
+    """One kernel for the sum of `count` terms, times a slope where there is one."""
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
     name = f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}_{k}_{c}"
-    own = types.FunctionType(_sum.__code__.replace(co_name=name), globals())
-    return _Kernel(torch.compile(own, dynamic=False))
+    kind_of_sum = types.FunctionType(_sum.__code__.replace(co_name=name), globals())
+    return _FusedSum(torch.compile(kind_of_sum, dynamic=False))
 
 
-class _Kernel:
-    """A compiled function, or several kernels where it cannot be compiled, which is said."""
+class _FusedSum:
+    """A compiled sum; where it cannot be compiled, a warning says so and the sum takes several kernels."""
 
     def __init__(self, compiled: Callable[..., Tensor]) -> None:
         self.function = compiled

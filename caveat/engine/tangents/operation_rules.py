@@ -1,6 +1,6 @@
 """Rules for the linear parts of a network's operations.
 
-Convolutions, matrix products and pooling have rules of their own (`linear_products`). Operations on each number have
+Convolutions, matrix products and pooling have rules of their own (`product_rules`). Operations on each number have
 slopes, made once in the forward pass. All others go through `torch.func`, one operation at a time.
 """
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from caveat.engine.tangents.call_site import Rule, Site, Tensors, aligned, is_floating, summed_to
-from caveat.engine.tangents.lazy_sums import Terms, times
-from caveat.engine.tangents.product_rules import Convolution, MaxPool, Product
+from caveat.engine.tangents.lazy_sums import Terms, times_slope
+from caveat.engine.tangents.product_rules import ConvolutionRule, MatrixProductRule, MaxPoolRule
 from caveat.engine.torch_settings import jvp
 
 __all__ = ["rule_for"]
@@ -26,11 +26,11 @@ def rule_for(site: Site, values: Sequence[Any], result: Any) -> Rule:
     """The rule of a call, with values of the shapes that it will have."""
     shapes = [values[place].shape for place in site.active]
     if site.target is aten.convolution.default and not site.leaves[3 * values[0].ndim - 3]:
-        return Convolution(site, values[1].shape, result)
+        return ConvolutionRule(site, values[1].shape, result)
     if site.target in (aten.mm.default, aten.addmm.default) and len(site.leaves) == len(values):
-        return Product(site, shapes)
+        return MatrixProductRule(site, shapes)
     if site.target is aten.max_pool2d_with_indices.default and values[0].ndim == 4:
-        return MaxPool(values[0].shape)
+        return MaxPoolRule(values[0].shape)
     if site.target in (aten.add.Tensor, aten.sub.Tensor) and len(site.leaves) == 2:
         signs = tuple(-1 if site.target is aten.sub.Tensor and place == 1 else 1 for place in site.active)
         return _Sum(signs, shapes, result.shape)
@@ -58,16 +58,16 @@ class _General:
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         function, at = self.site.of_active(saved)
 
-        def one(*own: Tensor) -> Tensors:
-            found: Tensors = jvp(function, at, own)[1]
-            return found
+        def one(*tangent: Tensor) -> Tensors:
+            derivatives: Tensors = jvp(function, at, tangent)[1]
+            return derivatives
 
         return [Terms(t) for t in torch.vmap(one)(*(t.whole for t in tangents))]
 
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         function, at = self.site.of_active(saved)
         some = {i: g.whole for i, g in enumerate(cotangents) if g is not None}
-        pullback = torch.func.vjp(lambda *own: tuple(function(*own)[i] for i in some), *at)[1]
+        pullback = torch.func.vjp(lambda *active_values: tuple(function(*active_values)[i] for i in some), *at)[1]
         return torch.vmap(pullback)(tuple(some.values()))
 
 
@@ -139,7 +139,7 @@ class _Pointwise:
     def push(self, saved: Tensors, tangents: Sequence[Terms]) -> Sequence[Terms]:
         if len(saved) == 1 and self.shapes[0] == saved[0].shape:
             return (Terms(tangents[0].times(saved[0])),)
-        total = times(aligned(tangents[0].whole, saved[0].ndim), saved[0])
+        total = times_slope(aligned(tangents[0].whole, saved[0].ndim), saved[0])
         for slope, t in zip(saved[1:], tangents[1:], strict=True):
             total = torch.addcmul(total, aligned(t.whole, slope.ndim), slope)
         return (Terms(total),)
@@ -149,7 +149,7 @@ class _Pointwise:
         assert g is not None
         if len(saved) == 1:
             return (summed_to(g.times(saved[0]), self.shapes[0]),)
-        return [summed_to(times(g.whole, slope), shape) for slope, shape in zip(saved, self.shapes, strict=True)]
+        return [summed_to(times_slope(g.whole, slope), shape) for slope, shape in zip(saved, self.shapes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -175,5 +175,5 @@ class _Sum:
     def pull(self, saved: Tensors, cotangents: Sequence[Terms | None]) -> Sequence[Tensor]:
         (g,) = cotangents
         assert g is not None
-        found = [summed_to(g.whole, shape) for shape in self.shapes]
-        return [own if sign > 0 else -own for sign, own in zip(self.signs, found, strict=True)]
+        summed = [summed_to(g.whole, shape) for shape in self.shapes]
+        return [cotangent if sign > 0 else -cotangent for sign, cotangent in zip(self.signs, summed, strict=True)]

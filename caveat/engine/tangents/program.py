@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from caveat.batches import Inputs, tensors
-from caveat.engine.tangents import lazy_sums as linear_sums
+from caveat.engine.tangents import lazy_sums
 from caveat.engine.tangents.call_site import Rule, Site, floating, is_floating
 from caveat.engine.tangents.image_layouts import by_channels
 from caveat.engine.tangents.lazy_sums import Terms
@@ -81,11 +81,11 @@ class Program:
         places = [node for node in nodes if node.op == "placeholder"]
         self.inputs = places[len(given) :]
         # Convolutions of a GPU want channels last, unless the network looks at how its numbers lie.
-        self.by_channels = network.device.type in linear_sums.FUSING and not any(n.target in _LYING for n in nodes)
-        own = dict(zip(given, places, strict=False))
-        self.leaves: list[Wire] = [(own[name], 0) for name in names]
+        self.by_channels = network.device.type in lazy_sums.FUSING and not any(n.target in _LYING for n in nodes)
+        placeholders = dict(zip(given, places, strict=False))
+        self.leaves: list[Wire] = [(placeholders[name], 0) for name in names]
         # Values that no input is part of are made once: the weights, and what becomes of them before they meet one.
-        self.fixed: dict[fx.Node, Any] = {own[name]: value for name, value in given.items()}
+        self.fixed: dict[fx.Node, Any] = {placeholders[name]: value for name, value in given.items()}
         self.fixed |= {node: getattr(graph, node.target) for node in nodes if node.op == "get_attr"}
         self.result: fx.Node = nodes[-1].args[0]
         self.calls = _calls(nodes, self.result)
@@ -96,16 +96,16 @@ class Program:
     def run(self, x: Inputs) -> tuple[Saved, Tensor]:
         """The forward pass; outputs are flattened, [B, m]."""
         values = dict(zip(self.inputs, map(self._laid_out, tensors(x)), strict=True))
-        rules, found = {step.call.node: step.rule for step in self.steps}, dict(self.kept)
+        rules, saved = {step.call.node: step.rule for step in self.steps}, dict(self.kept)
         for call in self.calls:
             given = [self.fixed[source] if source in self.fixed else values[source] for source in call.sources]
             values[call.node] = result = call.site(given)
             if call.node in rules:
                 with _explained(call):
-                    found[call.node] = rules[call.node].save(given, result)
+                    saved[call.node] = rules[call.node].save(given, result)
             for node in call.done:
                 values.pop(node, None)
-        return [found[step.call.node] for step in self.steps], _at_least_single(values[self.result].flatten(1))
+        return [saved[step.call.node] for step in self.steps], _at_least_single(values[self.result].flatten(1))
 
     def _laid_out(self, value: Any) -> Any:
         return by_channels(value) if self.by_channels and is_floating(value) and value.ndim == 4 else value
@@ -114,15 +114,15 @@ class Program:
         """J z, [K, d] -> [K, B, m]."""
         parts = zip(self.leaves, z.split(self.sizes, 1), self.shapes, strict=True)
         tangents = {wire: Terms(part.view(-1, *shape)) for wire, part, shape in parts}
-        for step, kept in zip(self.steps, saved, strict=True):
+        for step, saved_by_step in zip(self.steps, saved, strict=True):
             given = [
                 # What others take too is added once, not by each.
                 tangents[wire] if wire in step.done else Terms(tangents[wire].whole)
                 for wire in step.inputs
             ]
             with _explained(step.call):
-                found = step.rule.push(kept, given)
-            tangents.update(zip(step.outputs, found, strict=True))
+                pushed = step.rule.push(saved_by_step, given)
+            tangents.update(zip(step.outputs, pushed, strict=True))
             for wire in step.done:
                 del tangents[wire]
         (last,) = self.wires[self.result]
@@ -134,15 +134,15 @@ class Program:
         (last,) = self.wires[self.result]
         assert last is not None
         waiting = {last: Terms(v.unflatten(2, self.output_shape).to(self.output_dtype))}
-        for step, kept in zip(reversed(self.steps), reversed(saved), strict=True):
+        for step, saved_by_step in zip(reversed(self.steps), reversed(saved), strict=True):
             cotangents = [waiting.pop(wire, None) for wire in step.outputs]
             if all(g is None for g in cotangents):
                 continue
             with _explained(step.call):
-                found = step.rule.pull(kept, cotangents)
-            for wire, g, dtype in zip(step.inputs, found, step.dtypes, strict=True):
-                own = g.to(dtype)  # a float16 value beside float32 ones
-                waiting[wire] = Terms(waiting[wire].whole, own) if wire in waiting else Terms(own)
+                pulled = step.rule.pull(saved_by_step, cotangents)
+            for wire, g, dtype in zip(step.inputs, pulled, step.dtypes, strict=True):
+                cotangent = g.to(dtype)  # a float16 value beside float32 ones
+                waiting[wire] = Terms(waiting[wire].whole, cotangent) if wire in waiting else Terms(cotangent)
         total = v.new_empty(len(v), sum(self.sizes))
         for wire, part, shape in zip(self.leaves, total.split(self.sizes, 1), self.shapes, strict=True):
             if wire in waiting:
@@ -165,10 +165,10 @@ class Program:
                 continue
             inputs = [self.wires.get(source, (None,))[0] for source in call.sources]
             active = tuple(i for i, wire in enumerate(inputs) if wire is not None)
-            made = iter([(call.node, i) for i in range(len(floating(result)))])
+            new_wires = iter([(call.node, i) for i in range(len(floating(result)))])
             if not active or call.site.target is aten.detach.default:
                 continue
-            outputs = [next(made) if is_floating(leaf) else None for leaf in pytree.tree_leaves(result)]
+            outputs = [next(new_wires) if is_floating(leaf) else None for leaf in pytree.tree_leaves(result)]
             self.wires[call.node] = tuple(outputs)
             if not any(outputs):  # a comparison, or the place of a maximum: steps without slopes
                 _refuse_complex(call, result)
@@ -201,15 +201,15 @@ def _present(wires: Sequence[Wire | None]) -> tuple[Wire, ...]:
 
 def _with_last_uses(steps: list[_Step], result: Wire) -> list[_Step]:
     """Steps that depend on nothing but the rest are dropped, and each knows which tangents it is the last to take."""
-    needed, kept = {result}, []
+    needed, needed_steps = {result}, []
     for step in reversed(steps):
         if not needed.intersection(step.outputs):
             continue
         unused = set(step.outputs) - needed
         done = (set(step.inputs) - needed) | unused
         needed |= set(step.inputs)
-        kept.append(replace(step, done=tuple(done)))
-    return kept[::-1]
+        needed_steps.append(replace(step, done=tuple(done)))
+    return needed_steps[::-1]
 
 
 def _calls(nodes: list[fx.Node], result: fx.Node) -> list[_Call]:

@@ -21,14 +21,23 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, map_tensors, tensors
-from caveat.engine.torch_settings import HeldSetting, differentiable_attention
+from caveat.engine.torch_settings import HeldSetting, differentiable_attention, process_lock
 from caveat.network import Network, Params
 
 __all__ = ["traced"]
 
 
+_TRACING = process_lock()  # torch.fx patches modules of the whole process while it traces
+
+
 def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
-    """The network's operations on tensors, none of them in place."""
+    """The network's operations on tensors, none of them in place; threads trace one after the other."""
+    with _TRACING:
+        return _without_writing_in_place(_traced(network, params, x, float16), [*params.values(), *tensors(x)])
+
+
+def _traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
+    """The operations as the module calls them."""
 
     def call(params: Params, *given: Tensor) -> Tensor:
         parts = iter(given)
@@ -38,7 +47,7 @@ def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.Gra
     precision = torch.autocast(network.device.type, torch.float16) if float16 else contextlib.nullcontext()
     with torch.no_grad(), _layers_noted(network.module), _plain_operations(network.module, network.device), precision:
         try:
-            plain = make_fx(call)(params, *tensors(x))
+            return make_fx(call)(params, *tensors(x))
         except RuntimeError as error:
             if "data-dependent" not in str(error):
                 raise
@@ -46,15 +55,17 @@ def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.Gra
                 "the network cannot be traced, which its linear products need: give it a forward pass without branches "
                 f"that depend on numbers ({str(error).partition(chr(10))[0]})"
             ) from error
-    # What torch puts together from several operations may work in place, whatever the module does: a second time round.
+
+
+def _without_writing_in_place(graph: fx.GraphModule, values: list[Tensor]) -> fx.GraphModule:
+    """The graph traced a second time: what torch puts together from several operations may work in place."""
     with torch.no_grad(), traceback.preserve_node_meta():
-        values = [*params.values(), *tensors(x)]
-        return make_fx(functionalize(lambda *given: fx.Interpreter(plain).run(*given)))(*values)
+        return make_fx(functionalize(lambda *given: fx.Interpreter(graph).run(*given)))(*values)
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What a layer made, and of what; a later version of it was changed in place."""
+class _LayerCall:
+    """A layer's result and what it was computed from; where its version has changed since, it was written into."""
 
     result: Tensor  # kept, so that no other tensor takes its identity
     version: int
@@ -72,7 +83,7 @@ class _Made:
         return self.args[2] if len(self.args) > 2 else self.kwargs.get("bias")
 
     def __call__(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """What it makes of the same inputs with others."""
+        """The layer's result for the same inputs with another weight and bias."""
         inputs = self.args[0] if self.args else self.kwargs["input"]
         others = {name: value for name, value in self.kwargs.items() if name not in ("input", "weight", "bias")}
         result: Tensor = self.func(inputs, weight, bias, *self.args[3:], **others)
@@ -84,7 +95,7 @@ class _Folding(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: dict[int, _Made] = {}
+        self.calls: dict[int, _LayerCall] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -92,7 +103,7 @@ class _Folding(TorchFunctionMode):
             return self._normalised(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _LAYERS:
-            self.made[id(result)] = _Made(result, result._version, func, args, kwargs)
+            self.calls[id(result)] = _LayerCall(result, result._version, func, args, kwargs)
         return result
 
     def _normalised(
@@ -108,7 +119,7 @@ class _Folding(TorchFunctionMode):
     ) -> Tensor:
         scale = (running_var + eps).rsqrt()
         scale = scale if weight is None else weight * scale
-        layer = self.made.get(id(x))
+        layer = self.calls.get(id(x))
         # A linear layer has its outputs on the last axis, and the channels are on the second.
         if layer is None or layer.version != x._version or x.ndim != layer.weight.ndim:
             shift = -running_mean * scale if bias is None else bias - running_mean * scale

@@ -27,7 +27,7 @@ from caveat.batches import tensors
 from caveat.network import Network
 from caveat.predictive import CategoricalPredictive, GaussianPredictive, Kind, Predictive
 from caveat.rows import Rows
-from caveat.storage import FORMAT, State, describe, new_folder, read_json, read_state, write_json, write_state
+from caveat.storage import FORMAT, State, new_folder, read_json, read_state, settings_digest, write_json, write_state
 
 __all__ = ["ReferenceSet", "activations", "chain_tensors", "identity", "read_reference"]
 
@@ -167,7 +167,7 @@ def activations(module: str) -> str:
 
 def _text(value: Any) -> str:
     text = repr(value)
-    return text if len(text) < 200 else f"{type(value).__name__} {describe(value)[:12]}"
+    return text if len(text) < 200 else f"{type(value).__name__} {settings_digest(value)[:12]}"
 
 
 def _inputs(rows: Rows) -> Tensor:

@@ -16,7 +16,7 @@ WHOLE = ("contrast", "fog", "jpeg_compression", "motion_blur", "pixelate", "spat
 
 
 class Legacy:
-    """The numbers that the reference drew, in its order, in the place of `Draws`."""
+    """The numbers that the reference drew, in its order, in the place of `RowDraws`."""
 
     def __init__(self, seed):
         self.random = np.random.RandomState(seed)  # its numbers never change

@@ -14,7 +14,7 @@ from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace import gaussians
 from caveat.engine.laplace.gaussians import Curvature, FullCurvature, StackedCurvature
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, restored
-from caveat.engine.row_gradients import Here, Jacobian
+from caveat.engine.row_gradients import Jacobian, RowPass
 
 SCALES = (0.03, 1.0, 40.0)
 Form = tuple[Curvature, Tensor, Tensor]  # curvature, prior [n], GGN [n, n]
@@ -42,7 +42,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def setting(case: str, rows: int = 5) -> tuple[Network, Here]:
+def setting(case: str, rows: int = 5) -> tuple[Network, RowPass]:
     module, shape = MODULES[case]
     network = Network(module.double(), GaussianLikelihood())
     x = normal(rows, *shape)
@@ -117,34 +117,34 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None
 @every_form
 @every_case
 def test_moments_are_those_of_the_dense_inverse(form: str, case: str) -> None:
-    network, here = setting(case)
+    network, row_pass = setting(case)
     curvature, prior, ggn = FORMS[form](network)
     gaussian, precision = curvature.gaussian(prior), ggn + prior.diag()
-    inverse, j = precision.inverse(), here.rows()  # [B, D, n]
-    assert_close(gaussian.covariance(here), j @ inverse @ j.mT)
+    inverse, j = precision.inverse(), row_pass.rows()  # [B, D, n]
+    assert_close(gaussian.covariance(row_pass), j @ inverse @ j.mT)
     together = j.flatten(0, 1)
-    assert_close(gaussian.covariance(here, joint=True), together @ inverse @ together.T)
+    assert_close(gaussian.covariance(row_pass, joint=True), together @ inverse @ together.T)
     assert gaussian.log_det() == pytest.approx(float(precision.logdet()), rel=1e-10)
     assert_close(gaussian.variances(), inverse.diagonal())
     assert torch.equal(gaussian.prior, prior)
     deltas = gaussian.deltas(4, torch.Generator().manual_seed(3))
     assert deltas.shape == (4, network.n_parameters)
-    assert_close(gaussian.shifts(here, deltas), torch.einsum("bdn,sn->sbd", j, gaussian.weights(deltas)))
+    assert_close(gaussian.shifts(row_pass, deltas), torch.einsum("bdn,sn->sbd", j, gaussian.weights(deltas)))
 
 
 @pytest.mark.parametrize("rows", [3, 20])  # fewer outputs than weights, and more
 def test_a_last_layers_moments_are_those_of_the_dense_inverse(rows: int) -> None:
     network = Network(MODULES["mlp"][0].double(), GaussianLikelihood(), parameters="2.*")
     x = normal(rows, 3)
-    here = Jacobian(network, network.params(), x).at(x)
+    row_pass = Jacobian(network, network.params(), x).at(x)
     curvature, prior, ggn = full(network)
-    gaussian, inverse, j = curvature.gaussian(prior), (ggn + prior.diag()).inverse(), here.rows()
-    assert here.features() is not None
-    assert_close(gaussian.covariance(here), j @ inverse @ j.mT)
-    assert_close(gaussian.covariance(here, joint=True), j.flatten(0, 1) @ inverse @ j.flatten(0, 1).T)
+    gaussian, inverse, j = curvature.gaussian(prior), (ggn + prior.diag()).inverse(), row_pass.rows()
+    assert row_pass.features() is not None
+    assert_close(gaussian.covariance(row_pass), j @ inverse @ j.mT)
+    assert_close(gaussian.covariance(row_pass, joint=True), j.flatten(0, 1) @ inverse @ j.flatten(0, 1).T)
     deltas = gaussian.deltas(4, torch.Generator().manual_seed(3))
-    assert_close(gaussian.shifts(here, deltas), torch.einsum("bdn,sn->sbd", j, deltas))
-    found = curvature.path(prior).covariances(here, SCALES)
+    assert_close(gaussian.shifts(row_pass, deltas), torch.einsum("bdn,sn->sbd", j, deltas))
+    found = curvature.path(prior).covariances(row_pass, SCALES)
     for k, scale in enumerate(SCALES):
         assert_close(found[k], j @ (ggn + scale * prior.diag()).inverse() @ j.mT)
 
@@ -167,15 +167,15 @@ def test_draws_have_the_covariance_of_the_dense_inverse(form: str, case: str) ->
 @every_form
 @every_case
 def test_a_path_serves_every_multiple_of_the_prior(form: str, case: str) -> None:
-    network, here = setting(case)
+    network, row_pass = setting(case)
     curvature, prior, ggn = FORMS[form](network)
-    path, j = curvature.path(prior), here.rows()
-    found = path.covariances(here, SCALES)
+    path, j = curvature.path(prior), row_pass.rows()
+    found = path.covariances(row_pass, SCALES)
     assert path.lowest < 1e-10
     for k, scale in enumerate(SCALES):
         precision, alone = ggn + scale * prior.diag(), curvature.gaussian(scale * prior)
         assert_close(found[k], j @ precision.inverse() @ j.mT)
-        assert_close(found[k], alone.covariance(here))
+        assert_close(found[k], alone.covariance(row_pass))
         assert path.log_det(scale) == pytest.approx(float(precision.logdet()), rel=1e-10)
         assert path.log_det(scale) == pytest.approx(alone.log_det(), rel=1e-10)
 
@@ -183,13 +183,13 @@ def test_a_path_serves_every_multiple_of_the_prior(form: str, case: str) -> None
 @every_form
 @every_case
 def test_what_is_stored_is_all_there_is(form: str, case: str) -> None:
-    network, here = setting(case)
+    network, row_pass = setting(case)
     curvature, prior, ggn = FORMS[form](network)
     gaussian = curvature.gaussian(prior)
     again = restored(gaussian.tensors(), flat_places(network))
     assert type(again) is type(gaussian)
     for joint in (False, True):
-        assert torch.equal(again.covariance(here, joint), gaussian.covariance(here, joint))
+        assert torch.equal(again.covariance(row_pass, joint), gaussian.covariance(row_pass, joint))
     drawn = [g.weights(g.deltas(3, torch.Generator().manual_seed(0))) for g in (gaussian, again)]
     assert torch.equal(*drawn)
     # Adding another prior to the curvature that comes back is adding it to the GGN.
@@ -215,14 +215,14 @@ def test_curvatures_of_two_data_sets_add_up() -> None:
 
 
 def test_the_dual_form_does_not_cancel_in_single_precision() -> None:
-    network, here = setting("mlp")
+    network, row_pass = setting("mlp")
     half = (1e3 * normal(15, network.n_parameters, seed=1)).float()  # data that say much, and a prior that says little
     prior = torch.full((network.n_parameters,), 1e-2)
-    j = here.rows() @ half.double().T @ half.double() / 1e6  # only what the data determine
+    j = row_pass.rows() @ half.double().T @ half.double() / 1e6  # only what the data determine
     exact = (half.double().T @ half.double() + prior.double().diag()).inverse()
 
     class Seen:
-        outputs = here.outputs.float()
+        outputs = row_pass.outputs.float()
 
         def rows(self) -> Tensor:
             return j.float()

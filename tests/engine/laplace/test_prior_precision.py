@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from caveat import Bernoulli, Categorical, Gaussian, GaussianPrior, Network
 from caveat.engine.golden_section import golden_section
-from caveat.engine.laplace import output_draws
-from caveat.engine.laplace import prior_precision as tuning
+from caveat.engine.laplace import output_draws, prior_precision
 from caveat.engine.laplace.gaussians import Curvature, FullCurvature
 from caveat.engine.laplace.output_draws import drawn_outputs
 from caveat.engine.laplace.prior_precision import SCALES, Tuner, log_evidence
@@ -21,10 +20,10 @@ from caveat.engine.run import Run
 from caveat.rows import Rows
 
 FORMS: dict[str, Callable[[Sweep], Curvature]] = {
-    "full": lambda sweep: sweep.full(None),
-    "rows": lambda sweep: sweep.stacked(None),
-    "diagonal": lambda sweep: sweep.layered(kronecker=False),
-    "kronecker": lambda sweep: sweep.layered(kronecker=True),
+    "full": lambda sweep: sweep.full(None)[0],
+    "rows": lambda sweep: sweep.stacked(None)[0],
+    "diagonal": lambda sweep: sweep.diagonal()[0],
+    "kronecker": lambda sweep: sweep.kronecker()[0],
 }
 EXACT = ["full", "rows"]
 
@@ -66,7 +65,7 @@ def dense_ggn(sweep: Sweep, dense: Any, form: str) -> Tensor:
     ggn = dense(sweep.network, sweep.params, sweep.hyper).ggn(*sweep.rows.everything())
     if form == "kronecker":  # as it is: its own factors have their test
         prior = torch.ones(len(ggn), dtype=torch.float64)
-        unit = sweep.layered(kronecker=True).gaussian(prior)
+        unit = sweep.kronecker()[0].gaussian(prior)
         draws = unit.weights(torch.eye(len(ggn), dtype=torch.float64))  # rows: the basis in which it is diagonal
         return draws.T @ torch.cat([p - 1 for _, _, p in unit.precisions()]).diag() @ draws
     return ggn if form in EXACT else ggn.diagonal().diag()
@@ -161,7 +160,7 @@ def expected_nll(mean: Tensor, variance: Tensor, y: Tensor, noise: float | None)
 def test_validation_takes_the_best_of_all_scales(
     monkeypatch: pytest.MonkeyPatch, dense: Any, likelihood: Any, form: str
 ) -> None:
-    monkeypatch.setattr(tuning, "DRAWS", 4000)
+    monkeypatch.setattr(prior_precision, "DRAWS", 4000)
     torch.manual_seed(1)
     x, new = normal(12, 2), 2 * normal(40, 2, seed=3)
     noise = 0.5 if isinstance(likelihood, Gaussian) else None
@@ -212,13 +211,13 @@ def test_outputs_of_many_positions_take_each_positions_own_covariance(
     found, ggn = tuner(sweep, form), dense_ggn(sweep, dense, form)
     new, y = normal(3, 1, 2, 3, seed=5), torch.arange(18).reshape(3, 2, 3) % 3
     covariance_of = []
-    sampled = tuning.drawn_outputs
+    sampled = prior_precision.drawn_outputs
 
     def watched(mean: Tensor, covariance: Tensor, noise: Tensor, together: Tensor) -> Tensor:
         covariance_of.append(covariance)
         return sampled(mean, covariance, noise, together)
 
-    monkeypatch.setattr(tuning, "drawn_outputs", watched)
+    monkeypatch.setattr(prior_precision, "drawn_outputs", watched)
     tuned = found.validation(sweep.jacobian(), Rows((new, y)), sweep.hyper)
     j = dense(sweep.network, sweep.params, sweep.hyper).jacobian(new).unflatten(1, (3, 6)).transpose(1, 2)  # [B, P, C]
     by_scale = [j @ (ggn + scale * found.prior.diag()).inverse() @ j.mT for scale in SCALES]

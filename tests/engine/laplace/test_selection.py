@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import caveat
 from caveat.engine.laplace import selection
-from caveat.engine.laplace.selection import Selection, gaussian_wasserstein, path_variance, select
+from caveat.engine.laplace.selection import Selection, gaussian_wasserstein, path_variance, select_weights
 from caveat.engine.laplace.sweep import Sweep
 from caveat.engine.linearised import marginal_variances
 from caveat.engine.run import Run
@@ -44,7 +44,7 @@ class Setting:
 
     def select(self, count: int, score: Any, **options: Any) -> Selection:
         sampled = {"marginal_variances": self.variances} if str(score).startswith("sampled") else {}
-        return select(self.task, self.sweep, count, score, self.prior, self.run, **sampled, **options)
+        return select_weights(self.task, self.sweep, count, score, self.prior, self.run, **sampled, **options)
 
     def variances(self, task: caveat.Task, sweep: Sweep, prior: Tensor, run: Run) -> Tensor:
         return marginal_variances(task, sweep.network, sweep.params, sweep.hyper, prior, run)
@@ -255,6 +255,6 @@ def test_the_variance_rule_minimises_the_distance_over_all_subsets(dense: Any, c
 
     by_distance = min(itertools.combinations(range(10), count), key=distance)
     sweep = Sweep(network, network.params(), {}, task.train, Run())
-    found = select(task, sweep, count, "variance", prior, Run())
+    found = select_weights(task, sweep, count, "variance", prior, Run())
     assert tuple(found.index.tolist()) == by_distance
     assert found.report["wasserstein"] == pytest.approx(distance(by_distance), rel=1e-6)

@@ -84,16 +84,16 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> Non
 
 def assert_right(jacobian: Jacobian, x: Inputs, wanted: Tensor, tolerance: float = 1e-10) -> None:
     """Rows, columns, blocks and squares of all weights."""
-    here, names = jacobian.at(x), jacobian.network.names
-    assert_close(here.rows(), wanted, tolerance)
-    cotangents = [torch.randn(here.outputs.shape, generator=RNG).to(here.outputs) for _ in range(2)]
+    row_pass, names = jacobian.at(x), jacobian.network.names
+    assert_close(row_pass.rows(), wanted, tolerance)
+    cotangents = [torch.randn(row_pass.outputs.shape, generator=RNG).to(row_pass.outputs) for _ in range(2)]
     v = torch.stack([v.reshape(len(v), -1) for v in cotangents], 1).to(wanted)
-    assert_close(here.columns(cotangents[0]), (v @ wanted)[:, 0], tolerance)
-    by_name = {name: here.outputs.new_zeros(len(v), 2, jacobian.sizes[name]) for name in names}
-    for name, rows, block in here.blocks(cotangents):
+    assert_close(row_pass.columns(cotangents[0]), (v @ wanted)[:, 0], tolerance)
+    by_name = {name: row_pass.outputs.new_zeros(len(v), 2, jacobian.sizes[name]) for name in names}
+    for name, rows, block in row_pass.blocks(cotangents):
         by_name[name][rows] += block
     assert_close(torch.cat(list(by_name.values()), 2), v @ wanted, tolerance)
-    squares = here.squares(cotangents[1])
+    squares = row_pass.squares(cotangents[1])
     assert all(squares[name].shape == jacobian.params[name].shape for name in names)
     found = torch.cat([squares[name].flatten() for name in names])
     assert_close(found, (v @ wanted)[:, 1].square().sum(0), tolerance)

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from caveat import Gaussian, Network
 from caveat.batches import Inputs, map_tensors
 from caveat.engine import working_memory
-from caveat.engine.row_gradients import product_uses as product_gradients
-from caveat.engine.row_gradients.jacobian import Here, Jacobian
-from caveat.engine.row_gradients.uses import Chosen
+from caveat.engine.row_gradients import product_uses
+from caveat.engine.row_gradients.jacobian import Jacobian, RowPass
+from caveat.engine.row_gradients.uses import ChosenEntries
 from caveat.models import cnn_lstm, lenet5, resnet18
 from tests.engine.row_gradients.row_reference import (
     RNG,
@@ -203,21 +203,21 @@ def test_either_product_in_pieces_of_any_size(
     net = network(module)
     wanted, chosen = reference(net, x), some_of(net.n_parameters // 2, net.n_parameters)
     every, some = Jacobian(net, net.params(), x), Jacobian(net, net.params(), x, chosen)
-    monkeypatch.setitem(product_gradients.BYTES_PER_PRODUCT, "cpu", -math.inf if dense else math.inf)
+    monkeypatch.setitem(product_uses.BYTES_PER_PRODUCT, "cpu", -math.inf if dense else math.inf)
     monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", numbers)
     assert_right(every, x, wanted)
     if case != "conv2d depthwise":  # which always gathers
-        monkeypatch.delattr(product_gradients.Product, "_gather" if dense else "patches")
+        monkeypatch.delattr(product_uses.ProductUse, "_gather" if dense else "patches")
     assert_close(some.at(x).rows(), wanted[..., chosen])
 
 
 def test_other_weights_may_be_asked_of_the_same_pass() -> None:
     net = network(KNOWN["conv2d depthwise"][0])
-    here = Jacobian(net, net.params(), IMAGES).at(IMAGES)
-    v = torch.ones_like(here.outputs)
-    (use, point), wanted = here.passed.uses[0], reference(net, IMAGES).sum(1)
+    row_pass = Jacobian(net, net.params(), IMAGES).at(IMAGES)
+    v = torch.ones_like(row_pass.outputs)
+    (use, point), wanted = row_pass.passed.uses[0], reference(net, IMAGES).sum(1)
     for chosen in (torch.tensor([4, 14]), torch.tensor([31, 50])):  # the same places in the kernels of other channels
-        assert_close(use.columns(here.gradients(v)[point], Chosen(chosen)), wanted[:, chosen])
+        assert_close(use.columns(row_pass.gradients(v)[point], ChosenEntries(chosen)), wanted[:, chosen])
 
 
 @pytest.mark.parametrize("case", ["batch norm", "encoder", "embedding", "cnn_lstm", "general lstm", "general dict"])
@@ -229,17 +229,17 @@ def test_single_and_half_precision(case: str, bfloat16: bool) -> None:
     jacobian = Jacobian(net, net.params(), x, bfloat16=bfloat16)
     assert bool(jacobian.plan.general) == bool(general)
     assert_right(jacobian, x, wanted, tolerance=0.05 if bfloat16 else 1e-4)
-    here = jacobian.at(x)
-    assert here.outputs.dtype == torch.float32
-    assert here.columns(torch.ones_like(here.outputs)).dtype == (torch.bfloat16 if bfloat16 else torch.float32)
+    row_pass = jacobian.at(x)
+    assert row_pass.outputs.dtype == torch.float32
+    assert row_pass.columns(torch.ones_like(row_pass.outputs)).dtype == (torch.bfloat16 if bfloat16 else torch.float32)
 
 
 def test_no_rows_and_no_weights() -> None:
     x, net = normal(4), network(Custom(lambda s, x: s.a(x) @ s.b, a=nn.Linear(4, 3), b=(3, 2)))
-    here = Jacobian(net, net.params(), x).at(x[:0])
-    assert here.rows().shape == (0, 2, net.n_parameters)
-    assert list(here.blocks([here.outputs])) == []
-    assert not any(value.any() for value in here.squares(here.outputs).values())
+    row_pass = Jacobian(net, net.params(), x).at(x[:0])
+    assert row_pass.rows().shape == (0, 2, net.n_parameters)
+    assert list(row_pass.blocks([row_pass.outputs])) == []
+    assert not any(value.any() for value in row_pass.squares(row_pass.outputs).values())
     assert Jacobian(net, net.params(), x, torch.arange(0)).at(x).rows().shape == (ROWS, 2, 0)
 
 
@@ -272,11 +272,11 @@ def test_products_with_a_last_layers_gradients(monkeypatch: pytest.MonkeyPatch, 
     matrix = torch.randn(net.n_parameters, 6, generator=RNG, dtype=torch.float64)
     some = torch.arange(1, net.n_parameters)
     assert_close(Jacobian(net, net.params(), x, some).at(x).times(matrix[1:]), wanted[..., 1:] @ matrix[1:])
-    here = Jacobian(net, net.params(), x).at(x)
-    assert (here.features() is not None) == made_of_features
+    row_pass = Jacobian(net, net.params(), x).at(x)
+    assert (row_pass.features() is not None) == made_of_features
     if made_of_features:
-        monkeypatch.delattr(Here, "rows")
-    assert_close(here.times(matrix), wanted @ matrix)
+        monkeypatch.delattr(RowPass, "rows")
+    assert_close(row_pass.times(matrix), wanted @ matrix)
 
 
 def test_a_pass_through_wide_layers_takes_fewer_rows() -> None:
@@ -308,8 +308,8 @@ def test_sequences_may_be_of_other_lengths_than_those_seen_first(case: str) -> N
         assert_right(jacobian, x, reference(net, x))
 
 
-def backward_convolutions(here: Here) -> int:
-    seen, todo = set(), [here.passed.results[0].grad_fn]
+def backward_convolutions(row_pass: RowPass) -> int:
+    seen, todo = set(), [row_pass.passed.results[0].grad_fn]
     while todo:
         if (node := todo.pop()) is not None and node not in seen:
             seen.add(node)
@@ -324,8 +324,8 @@ def test_the_graph_stops_at_the_first_chosen_layer() -> None:
     middle = sum(size for name, size in sizes.items() if name < "stages.2")
     places = (net.n_parameters - 1, middle, 0)
     heres = [Jacobian(net, net.params(), x, torch.tensor([place])).at(x) for place in places]
-    assert [len(here.passed.points) for here in heres] == [1, 1, 1]
-    in_head, in_middle, in_stem = (backward_convolutions(here) for here in heres)
+    assert [len(row_pass.passed.points) for row_pass in heres] == [1, 1, 1]
+    in_head, in_middle, in_stem = (backward_convolutions(row_pass) for row_pass in heres)
     assert in_head == 0 < in_middle < in_stem == 19
     assert len(Jacobian(net, net.params(), x).at(x).passed.points) == 41  # 20 convolutions, 20 norms and the head
 
@@ -355,9 +355,9 @@ def test_no_tensor_holds_the_rows_times_all_weights(monkeypatch: pytest.MonkeyPa
         net(net.params(), x)
     with Largest() as jacobians:
         some.at(x).rows()
-        here = every.at(x)
-        here.squares(torch.ones_like(here.outputs))
-        assert all(block.numel() <= 2 * in_a_layer for *_, block in here.blocks([here.outputs] * 2))
+        row_pass = every.at(x)
+        row_pass.squares(torch.ones_like(row_pass.outputs))
+        assert all(block.numel() <= 2 * in_a_layer for *_, block in row_pass.blocks([row_pass.outputs] * 2))
     assert jacobians.numbers <= max(2 * in_a_layer, plain.numbers)
 
 
@@ -372,9 +372,9 @@ def test_nothing_else_changes(case: str, fastpath: bool) -> None:
     set_fastpath(fastpath)
     try:
         with torch.no_grad():
-            here = Jacobian(net, params, x).at(x)
-            here.rows()
-            here.squares(torch.ones_like(here.outputs))
+            row_pass = Jacobian(net, params, x).at(x)
+            row_pass.rows()
+            row_pass.squares(torch.ones_like(row_pass.outputs))
             assert not torch.is_grad_enabled()
         assert torch.backends.mha.get_fastpath_enabled() == fastpath
     finally:

@@ -55,7 +55,7 @@ def test_large_kernels_whose_work_is_shared(monkeypatch: Any) -> None:
     for stride in (1, 2):
         g = normal(2, 384, 4, 4, seed=2)
         shape = [2, 384, 4 * stride, 4 * stride]
-        kernel = winograd._Kernel(w, stride, 1)
+        kernel = winograd._WinogradKernel(w, stride, 1)
         exact = conv2d_input(shape, w.double(), g.double(), stride=stride, padding=1)
         assert apart(kernel.backward(g, shape), exact) < 1e-5
 
