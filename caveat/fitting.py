@@ -79,8 +79,7 @@ def fit(
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
     label = type(method).__name__
-    x, _ = next(task.train.batches([torch.arange(min(task.n, 2))]))
-    forward = forward_probe(task.network, x)
+    forward = forward_probe(task.network, task.example(task.network.device))
     if partial is not None:
         _check_forward(partial, task.network)
     run = Run(seed, place, ranks, partial, identity, forward, progress, label, warnings=list(task.warnings))
@@ -114,7 +113,7 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
         stored_bytes=stored_bytes(state),
         seed=run.seed,
         versions=_versions(),
-        forward=run.forward,
+        forward=forward_probe(task.network.to(run.device), task.example(run.device)),
     )
     detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
     return Posterior(method, detached, task.network.to(run.device), info)

@@ -18,8 +18,8 @@ from caveat.batches import tensors as tensors_in
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
 from caveat.engine.forward_probe import differs_from
-from caveat.engine.method import Method, Predictor
-from caveat.engine.replicas import Replicas
+from caveat.engine.method import Method
+from caveat.engine.predictors import Predictor, Replicas
 from caveat.engine.run import Info, Run
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover

@@ -130,13 +130,17 @@ class Task:
     def fingerprint(self) -> dict[str, str]:
         """Digests of the network, of its likelihood and prior, and of the rows."""
         rows = {"data": self.train, "validation": self.validation}
-        return {
-            "network": self.network.fingerprint(),
-            "likelihood": settings_digest(self.network.likelihood),
-            "prior": settings_digest(self.network.prior),
-            "augment": "none" if self.augment is None else getattr(self.augment, "__qualname__", "given"),
-            "code of augment": "none" if self.augment is None else code_digest(self.augment),
-        } | {name: part.fingerprint() for name, part in rows.items() if part is not None}
+        code = {} if self.augment is None else {"code of augment": code_digest(self.augment)}
+        return (
+            {
+                "network": self.network.fingerprint(),
+                "likelihood": settings_digest(self.network.likelihood),
+                "prior": settings_digest(self.network.prior),
+                "augment": "none" if self.augment is None else getattr(self.augment, "__qualname__", "given"),
+            }
+            | {name: part.fingerprint() for name, part in rows.items() if part is not None}
+            | code
+        )
 
     def _check(self) -> None:
         """Send the first rows through the network and read all targets: a mistake shows now, not an hour later."""

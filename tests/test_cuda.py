@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Network, Training, models
-from caveat.engine.linearised import NetworkFeatures
+from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.row_gradients import Jacobian
 from caveat.engine.torch_settings import full_precision
 from caveat.methods import discover
@@ -78,18 +78,18 @@ def test_compiled_variational_training_is_a_graph_that_goes_on_learning() -> Non
 
 def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from caveat.engine import run
-    from caveat.engine.training import loop as optimise
+    from caveat.engine.training import loop
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     whole = caveat.fit(task(), caveat.MAP(training=Training(epochs=4)), device="cuda", progress=False)
     monkeypatch.setattr(run.Run, "checkpoint_due", lambda self: self.folder is not None)
-    keep = optimise._Loop.keep
+    checkpoint = loop._Loop.checkpoint
 
     def killed(self: object) -> None:
-        keep(self)  # type: ignore[arg-type]
+        checkpoint(self)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(optimise._Loop, "keep", killed)
+    monkeypatch.setattr(loop._Loop, "checkpoint", killed)
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             caveat.fit(

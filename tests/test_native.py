@@ -15,9 +15,9 @@ from caveat.native import Grid, Structure, build
 
 USE = """
 import torch
-from caveat.engine.sparse import Geometry
+from caveat.engine.sparse import LayerGeometry
 from caveat.engine.sparse.kernels import Pattern, apply
-pattern = Pattern(Geometry((64, 64, 3, 3), (1, 1), (1, 1), (1, 1)), torch.arange(0, 36864, 37, dtype=torch.int32))
+pattern = Pattern(LayerGeometry((64, 64, 3, 3), (1, 1), (1, 1), (1, 1)), torch.arange(0, 36864, 37, dtype=torch.int32))
 apply(torch.ones(2, 64, 8, 8), torch.ones(len(pattern.indices)), pattern)
 print(pattern.ran)
 """

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.network import Network, Params
 
-__all__ = ["forward_flops", "free_bytes", "peak_bytes", "refuse_if_too_large", "reset_peak", "words"]
+__all__ = ["forward_flops", "free_bytes", "peak_bytes", "refuse_if_too_large", "reset_peak", "words", "working_numbers"]
 
 
 def reset_peak(device: torch.device) -> None:
@@ -77,3 +78,12 @@ def forward_flops(network: Network, params: Params, x: Inputs) -> float:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(params, x)
     return float(counter.get_total_flops())
+
+
+# Of one temporary tensor: 8 MB of float32, which caches hold, and 1 GB.
+WORKING_NUMBERS = {"cpu": 2**21, "cuda": 2**28}
+
+
+def working_numbers(like: Tensor) -> int:
+    """How many numbers a temporary tensor may hold: work goes in pieces of so many, whatever the network or batch."""
+    return WORKING_NUMBERS[like.device.type]

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol, get_args
 
 import torch
-from torch import Tensor
 
-from caveat.batches import Inputs
+from caveat.engine.predictors import DrawPredictor, Predictor
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.weight_draws import DrawPredictor
 from caveat.knobs import knob_classes
-from caveat.likelihoods import Hyper, Likelihood
+from caveat.likelihoods import Likelihood
 from caveat.network import Network, Params
 from caveat.rows import Rows
 from caveat.storage import State
@@ -29,19 +27,6 @@ from caveat.task import Task
 __all__ = ["Method", "Predictor", "not_a_method"]
 
 EVERY_LIKELIHOOD = ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson")
-
-
-class Predictor(Protocol):
-    """What a posterior predicts with, made once from its state and network; any number of threads may use it."""
-
-    def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
-        """Weight samples, n of them, one after the other; raises a TypeError where the method has none to give."""
-
-    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
-        """Outputs of n draws, [S, B, ...], and the hyperparameters of the likelihood that go with them."""
-
-    def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
-        """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint [B D, B D]; None where not closed."""
 
 
 class Method(Protocol):

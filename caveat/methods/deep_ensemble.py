@@ -15,9 +15,9 @@ import torch
 
 from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
+from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import Training, train_point
-from caveat.engine.weight_draws import pick
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State

@@ -19,10 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, count_rows, move, slices
 from caveat.engine.method import Method
-from caveat.engine.replicas import Replicas
+from caveat.engine.predictors import PIECE_ROWS, Replicas
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.training import BatchPart, Training, train_point
-from caveat.engine.weight_draws import PIECE_ROWS
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network

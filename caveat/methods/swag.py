@@ -18,10 +18,10 @@ from torch import Tensor
 
 from caveat.engine.flat_weights import flat
 from caveat.engine.method import Method
+from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.running_moments import RunningMoments
 from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
-from caveat.engine.weight_draws import pick
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params

@@ -73,19 +73,19 @@ def test_a_stop_says_whether_anything_was_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from caveat.engine.run import Run
-    from caveat.engine.training import loop as optimise
+    from caveat.engine.training import loop
 
     def stop(self: object, bar: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(optimise._Loop, "run_epoch", stop)
+        patched.setattr(loop._Loop, "run_epoch", stop)
         code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "every 10 seconds), so nothing was kept" in err) == (130, True)
     assert not list(tmp_path.iterdir()), "nothing that would block another command"
-    keep = optimise._Loop.keep
+    checkpoint = loop._Loop.checkpoint
     monkeypatch.setattr(Run, "checkpoint_due", lambda self: True)
-    monkeypatch.setattr(optimise._Loop, "keep", lambda self: (keep(self), stop(self, None)))
+    monkeypatch.setattr(loop._Loop, "checkpoint", lambda self: (checkpoint(self), stop(self, None)))
     code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "goes on from its last checkpoint" in err) == (130, True)
     for options, other in (

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import caveat
+from caveat.engine.predictors import pick
 from caveat.engine.training import point_training as point
-from caveat.engine.weight_draws import pick
 from caveat.methods import deep_ensemble
 
 

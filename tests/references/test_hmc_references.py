@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import caveat
-from caveat import Categorical, CorruptFile, GaussianPrior, HeteroscedasticGaussian, data, reference
+from caveat import Categorical, CorruptFile, GaussianPrior, HeteroscedasticGaussian, data
 from caveat.cli import main
 from caveat.evaluate.fidelity import fidelity
 from caveat.methods.hmc import HMC
 from caveat.references import RECIPES, ReferenceRecipe, build_reference, find_references, load_reference, reference_task
+from caveat.references import hmc_references as reference
 from caveat.rows import Rows
 
 SHORT = HMC(chains=2, length=30, warmup=20)
@@ -31,7 +32,8 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "classes": ReferenceRecipe(str(tmp_path / "classes.npz"), Categorical(), 4, 2, prior, SHORT, kept=7),
         "numbers": ReferenceRecipe(str(tmp_path / "numbers.npz"), numbers, 4, 2, prior, SHORT),
     }
-    monkeypatch.setattr(reference, "RECIPES", known)
+    for place in (reference, caveat.references):
+        monkeypatch.setattr(place, "RECIPES", known)
     monkeypatch.setenv("CAVEAT_REFERENCES", str(tmp_path / "references"))
     return tmp_path / "references"
 

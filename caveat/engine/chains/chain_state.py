@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from caveat.engine.weight_draws import pick
+from caveat.engine.predictors import pick
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import CorruptFile, State

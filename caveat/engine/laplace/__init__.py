@@ -13,7 +13,7 @@
     output_draws       draws of outputs for the search on validation rows
     memory             what a structure takes in bytes, and what would fit
     laplace_state      what the posterior keeps
-    laplace_predictor  predictions of the linearised network; `laplace_bridge`, a Dirichlet over classes
+    laplace_predictor  predictions of the linearised network
 
 Called by Laplace, LastLayerLaplace and SubnetworkLaplace.
 """

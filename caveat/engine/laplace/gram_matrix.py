@@ -10,8 +10,8 @@ which takes products with phi in the place of products with gradients.
 import torch
 from torch import Tensor
 
+from caveat.engine.cost import working_numbers
 from caveat.engine.laplace.memory import GRAM_ROWS
-from caveat.engine.working_memory import working_numbers
 
 __all__ = ["GramMatrix"]
 

@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from caveat.engine.cost import working_numbers
 from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
 from caveat.engine.row_gradients import Jacobian, ProductUse, RowPass
-from caveat.engine.working_memory import working_numbers
 from caveat.network import Params
 from caveat.randomness import normals
 

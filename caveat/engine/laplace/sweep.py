@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, map_tensors
-from caveat.engine.cost import forward_flops
+from caveat.engine.cost import forward_flops, working_numbers
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
 from caveat.engine.laplace.gram_matrix import GramMatrix
@@ -28,7 +28,6 @@ from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, L
 from caveat.engine.laplace.memory import Structure, uses_rows
 from caveat.engine.row_gradients import ElementwiseUse, Jacobian, Plans, ProductUse, RowPass, evenly, one_hot
 from caveat.engine.run import Run
-from caveat.engine.working_memory import working_numbers
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.randomness import normals

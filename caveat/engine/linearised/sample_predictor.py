@@ -10,8 +10,7 @@ from caveat.engine.flat_weights import moved
 from caveat.engine.linearised.jacobian_features import NetworkFeatures, Programs
 from caveat.engine.linearised.sample_state import SampleState
 from caveat.engine.linearised.sampler import InputRows, check_shifts
-from caveat.engine.replicas import Replicas
-from caveat.engine.weight_draws import outputs_of_draws, pick
+from caveat.engine.predictors import Replicas, outputs_of_draws, pick
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 

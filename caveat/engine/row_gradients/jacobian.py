@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, map_tensors
-from caveat.engine.cost import free_bytes
+from caveat.engine.cost import free_bytes, working_numbers
 from caveat.engine.row_gradients.plan_search import check_rows_are_independent, find_plan
 from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.uses import ChosenEntries, Use
 from caveat.engine.row_gradients.watched_pass import Plan, WatchedPass, watched_pass
 from caveat.engine.row_gradients.winograd import Winograd
 from caveat.engine.torch_settings import refuse_inference_mode
-from caveat.engine.working_memory import working_numbers
 from caveat.network import Network, Params
 
 __all__ = ["Jacobian", "Plans", "RowPass", "evenly", "one_hot"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from caveat.engine.cost import working_numbers
 from caveat.engine.row_gradients.patches import Window
 from caveat.engine.row_gradients.uses import ChosenEntries, Split, Use
-from caveat.engine.working_memory import working_numbers
 
 __all__ = ["ProductUse"]
 

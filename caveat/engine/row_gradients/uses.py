@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from caveat.engine.working_memory import working_numbers
+from caveat.engine.cost import working_numbers
 
 __all__ = ["Axis", "ChosenEntries", "ElementwiseUse", "LookupUse", "Split", "Use"]
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.replicas import Replicas
+from caveat.engine.predictors import PIECE_ROWS, Replicas, pick
 from caveat.engine.sparse import Substitute
 from caveat.engine.variational import LayerState
-from caveat.engine.weight_draws import PIECE_ROWS, pick
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import CorruptFile, State

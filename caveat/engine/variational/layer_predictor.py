@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.replicas import Replicas
+from caveat.engine.predictors import PIECE_ROWS, Replicas
 from caveat.engine.sparse import Substitute, WeightLayout, weight_name
 from caveat.engine.variational.layer_state import LayerState
-from caveat.engine.weight_draws import PIECE_ROWS
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from caveat import Categorical, Gaussian, Network
-from caveat.engine import working_memory
+from caveat.engine import cost
 from caveat.engine.laplace import gaussians, gram_matrix
 from caveat.engine.laplace import sweep as sweep_module
 from caveat.engine.laplace.sweep import Sweep
@@ -140,7 +140,7 @@ def test_a_last_layer_is_summed_from_its_features(
     names = [name for name in whole.network.names if name.startswith(f"{layer}.")]
     found = dataclasses.replace(whole, network=whole.network.restricted(names))
     by_hand, x, y = reference(dense, found)
-    monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(cost.WORKING_NUMBERS, "cpu", numbers)
     monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: 3)
     monkeypatch.delattr(RowPass, "columns")
     ggn = found.full(None)[0].ggn

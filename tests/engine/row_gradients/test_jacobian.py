@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from caveat import Gaussian, Network
 from caveat.batches import Inputs, map_tensors
-from caveat.engine import working_memory
+from caveat.engine import cost
 from caveat.engine.row_gradients import product_uses
 from caveat.engine.row_gradients.jacobian import Jacobian, RowPass
 from caveat.engine.row_gradients.uses import ChosenEntries
@@ -204,7 +204,7 @@ def test_either_product_in_pieces_of_any_size(
     wanted, chosen = reference(net, x), some_of(net.n_parameters // 2, net.n_parameters)
     every, some = Jacobian(net, net.params(), x), Jacobian(net, net.params(), x, chosen)
     monkeypatch.setitem(product_uses.BYTES_PER_PRODUCT, "cpu", -math.inf if dense else math.inf)
-    monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(cost.WORKING_NUMBERS, "cpu", numbers)
     assert_right(every, x, wanted)
     if case != "conv2d depthwise":  # which always gathers
         monkeypatch.delattr(product_uses.ProductUse, "_gather" if dense else "patches")
@@ -350,7 +350,7 @@ def test_no_tensor_holds_the_rows_times_all_weights(monkeypatch: pytest.MonkeyPa
     every = Jacobian(net, net.params(), x)
     some = Jacobian(net, net.params(), x, some_of(100, net.n_parameters))
     in_a_layer = max(every.sizes.values())
-    monkeypatch.setitem(working_memory.WORKING_NUMBERS, "cpu", in_a_layer)
+    monkeypatch.setitem(cost.WORKING_NUMBERS, "cpu", in_a_layer)
     with Largest() as plain:
         net(net.params(), x)
     with Largest() as jacobians:

@@ -15,22 +15,28 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Bernoulli, Categorical, Gaussian, GaussianPrior, HeteroscedasticGaussian, Info, Network, Posterior
+from caveat.engine.method import Method
 from caveat.evaluate.fidelity import fidelity
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Method):
     """A method whose draws' outputs are told, [S, N, ...]; an input is the number of its row."""
-
-    def closed_form(self, likelihood: Any) -> bool:
-        return False
 
     @property
     def default_draws(self) -> int:
         return 10**6
 
-    def outputs(self, state: Any, network: Any, x: Tensor, n: int, rng: Any) -> tuple[Tensor, Any]:
-        return state["told"]["outputs"][:n, x[:, 0].long()], state["hyper"]
+    def predictor(self, state: Any, network: Any) -> Any:
+        return ToldPredictor(state)
+
+
+class ToldPredictor:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def outputs(self, x: Tensor, n: int, rng: Any) -> tuple[Tensor, Any]:
+        return self.state["told"]["outputs"][:n, x[:, 0].long()], self.state["hyper"]
 
 
 def told(outputs: Tensor, likelihood: Any, chains: int = 0, prior: Any = None, hyper: Any = None) -> Posterior:
@@ -264,10 +270,14 @@ def test_a_fitted_ensemble_against_draws_of_its_members() -> None:
 def _by_position(posterior: Posterior, x: Tensor) -> Posterior:
     """The same for inputs that are not row numbers; its outputs are the same for all rows."""
 
+    class ConstantPredictor(ToldPredictor):
+        def outputs(self, x: Tensor, n: int, rng: Any) -> tuple[Tensor, Any]:
+            return self.state["told"]["outputs"][:n, : len(x)], self.state["hyper"]
+
     @dataclass(frozen=True)
     class Constant(Told):
-        def outputs(self, state: Any, network: Any, x: Tensor, n: int, rng: Any) -> tuple[Tensor, Any]:
-            return state["told"]["outputs"][:n, : len(x)], state["hyper"]
+        def predictor(self, state: Any, network: Any) -> Any:
+            return ConstantPredictor(state)
 
     return dataclasses.replace(posterior, method=Constant())  # type: ignore[arg-type]
 

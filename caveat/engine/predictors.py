@@ -1,23 +1,74 @@
-"""Weight draws to outputs: how most methods predict.
+"""Predictors: what a posterior predicts with, made once from its state and network and used by any number of threads.
 
-Draws are the outer loop and pieces of the inputs the inner one, so that each draw is made once.
+A module holds the weights of a draw while it runs, so two threads cannot share one: a predictor has replicas of it.
+Most methods predict with weight draws. Draws are the outer loop and pieces of the inputs the inner one, so that each
+draw is made once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.replicas import Replicas
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import State
 
-__all__ = ["PIECE_ROWS", "DrawFunction", "DrawPredictor", "forward_in_pieces", "outputs_of_draws", "pick"]
+__all__ = [
+    "PIECE_ROWS",
+    "DrawFunction",
+    "DrawPredictor",
+    "Predictor",
+    "Replicas",
+    "forward_in_pieces",
+    "outputs_of_draws",
+    "pick",
+]
 
 PIECE_ROWS = 512  # rows that go through the module at once
 DrawFunction = Callable[[State, Network, int, torch.Generator], Iterator[Params]]  # a method's `draws`
+Thing = TypeVar("Thing")
+
+
+class Predictor(Protocol):
+    """What a posterior predicts with, made once from its state and network; any number of threads may use it."""
+
+    def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
+        """Weight samples, n of them, one after the other; raises a TypeError where the method has none to give."""
+
+    def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
+        """Outputs of n draws, [S, B, ...], and the hyperparameters of the likelihood that go with them."""
+
+    def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
+        """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint [B D, B D]; None where not closed."""
+
+
+class Replicas(Generic[Thing]):
+    """Replicas of something that only one thread can use at a time, each lent to one caller.
+
+    A replica is made when none is free and kept for the next caller, so there are as many as calls that ever ran side
+    by side, and nobody waits.
+    """
+
+    def __init__(self, make: Callable[[], Thing]) -> None:
+        self._make = make
+        self._free: deque[Thing] = deque()  # its append and pop are atomic: no lock that a fork could leave held
+
+    @contextmanager
+    def lent(self) -> Iterator[Thing]:
+        """Lend a replica to the caller for the length of a block."""
+        try:
+            replica = self._free.pop()
+        except IndexError:
+            replica = self._make()
+        try:
+            yield replica
+        finally:
+            self._free.append(replica)
 
 
 class DrawPredictor:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from caveat.engine.replicas import Replicas
+from caveat.engine.predictors import Replicas
 
 
 def numbered() -> Replicas[int]:
