@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from caveat.knobs import NonNegative, check_knobs
+from caveat.likelihoods.probit import probit
 from caveat.likelihoods.protocol import (
     DiagonalFisher,
     Hyper,
@@ -15,7 +16,6 @@ from caveat.likelihoods.protocol import (
     by_output,
     check_shape,
     examples,
-    probit,
     shape_of,
     standard_normal,
     temperature,

@@ -1,6 +1,5 @@
 """What every likelihood offers, and what several of them share."""
 
-import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
@@ -130,12 +129,6 @@ def per_draw(value: Tensor, outputs: Tensor, base: int) -> Tensor:
     if value.ndim > base:
         value = value.reshape(len(value), *[1] * (outputs.ndim - 1 - base), *value.shape[1:])
     return value.to(outputs)
-
-
-def probit(mean: Tensor, variance: Tensor, hyper: Hyper) -> Tensor:
-    """Logits whose sigmoid is the mean sigmoid of Gaussian logits: MacKay's mean / sqrt(1 + pi/8 variance)."""
-    heat = temperature(hyper, mean)
-    return mean / (1 + math.pi / 8 * variance / heat**2).sqrt()
 
 
 def temperature(hyper: Hyper, outputs: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from caveat.engine.channels import sliced_network, widened
 from caveat.engine.sparse import WeightLayout, column_indices, plain_layers
 from caveat.engine.variational.unit_noise import UnitFactors
 from caveat.likelihoods import Hyper
@@ -72,7 +71,11 @@ class LayerState:
 
     def network(self, wide: Network) -> Network:
         """The network that the weights are of: the one given, or a narrower one."""
-        return sliced_network(wide, self.slices) if self.slices else wide
+        if not self.slices:
+            return wide
+        from caveat.engine.channels import sliced_network  # a room that only narrow networks need
+
+        return sliced_network(wide, self.slices)
 
     def layout(self, network: Network) -> WeightLayout:
         """Where the weights are in their network, which is `self.network(wide)`."""
@@ -97,4 +100,8 @@ class LayerState:
     def whole_params(self, wide: Network, layout: WeightLayout, rng: torch.Generator) -> Params:
         """A draw of all parameters of the wide network, zero where there are no weights."""
         params = self.rest | layout.whole(self.values(layout, rng))
-        return widened(params, wide, self.slices) if self.slices else params
+        if not self.slices:
+            return params
+        from caveat.engine.channels import widened  # a room that only narrow networks need
+
+        return widened(params, wide, self.slices)

@@ -2,7 +2,7 @@
 
 A plot is a plotly figure with its description in words; page.js draws it in the reader's browser, in light or dark, and
 hides and shows runs. `figures` has what all plots share, `joint_plots` show all runs together, `run_panels` one run
-each on common axes; `html_pieces` are sections, folds and legends, `sortable_table` is the table of results,
+each on common axes (`reliability_plot` apart); `html_pieces` are sections, folds and legends, `sortable_table` is the table of results,
 `image_cards` and `fit_facts` what runs said of images and how they were fitted; `page_file` writes the file.
 
 Called by the three pages.
@@ -35,13 +35,12 @@ from caveat.report.draw.html_pieces import (
 from caveat.report.draw.image_cards import Exhibit, exhibit_fold
 from caveat.report.draw.joint_plots import cost_plots, gain_plot, risk_coverage_plot
 from caveat.report.draw.page_file import write_page
+from caveat.report.draw.reliability_plot import reliability_panel, reliability_panels
 from caveat.report.draw.run_panels import (
     coverage_plot,
     entropy_panels,
     histogram_panels,
     interval_panels,
-    reliability_panel,
-    reliability_panels,
 )
 from caveat.report.draw.shared_sections import severity_folds, verdict_list
 from caveat.report.draw.sortable_table import TableLine, results_table
