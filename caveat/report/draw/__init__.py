@@ -2,8 +2,9 @@
 
 A plot is a plotly figure with its description in words; page.js draws it in the reader's browser, in light or dark, and
 hides and shows runs. `figures` has what all plots share, `joint_plots` show all runs together, `run_panels` one run
-each on common axes (`reliability_plot` apart); `html_pieces` are sections, folds and legends, `sortable_table` is the table of results,
-`image_cards` and `fit_facts` what runs said of images and how they were fitted; `page_file` writes the file.
+each on common axes, `reliability_plot` how often stated confidences are right; `html_pieces` are sections, folds and
+legends, `sortable_table` is the table of results, `image_cards` and `fit_facts` what runs said of images and how they
+were fitted; `page_file` writes the file.
 
 Called by the three pages.
 """
