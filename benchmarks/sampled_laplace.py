@@ -52,8 +52,7 @@ import caveat
 from caveat import data, models
 from caveat.engine.cost import forward_flops, peak_bytes, reset_peak
 from caveat.engine.linear_model import ConjugateGradients, LinearModel, LinearSystem, SampleRandomness, Tuning, inner
-from caveat.engine.linearised import NetworkFeatures
-from caveat.engine.linearised.jacobian_features import NetworkBlock
+from caveat.engine.linearised.jacobian_features import NetworkBlock, NetworkFeatures
 from caveat.network import Network
 from caveat.rows import Rows
 

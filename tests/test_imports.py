@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +166,18 @@ def test_folders_are_small_enough_to_take_in() -> None:
     for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
         if folder.name not in WITHOUT_LIMIT:
             assert len(list(folder.glob("*.py"))) <= MOST_FILES, f"{folder.relative_to(PACKAGE)} needs rooms"
+
+
+def test_benchmarks_and_experiments_import_what_there_is() -> None:
+    for folder in ("benchmarks", "experiments"):
+        for path in (PACKAGE.parent / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("caveat"):
+                    module = importlib.import_module(str(node.module))
+                    for alias in node.names:
+                        name = f"{node.module}.{alias.name}"
+                        is_module = hasattr(module, "__path__") and importlib.util.find_spec(name) is not None
+                        assert hasattr(module, alias.name) or is_module, f"{path} imports {name}, which is not there"
 
 
 def test_importing_costs_little_more_than_torch() -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.training import loop as optimise
+from caveat.engine.training import loop as training_loop
 
 from . import peer
 from .cases import CASES, PEERS, method_of
@@ -83,7 +83,7 @@ def train(job: Job) -> dict[str, Any]:
 
 def train_ours(job: Job, module: nn.Module, x: Tensor, y: Tensor, watch: Watch) -> dict[str, Any]:
     """The library's own loop, watched; all of training in one epoch."""
-    loop: Any = optimise._Loop
+    loop: Any = training_loop._Loop
     backward, move = loop._backward, loop._move
 
     def watched_backward(self: Any, *given: Any) -> Tensor:

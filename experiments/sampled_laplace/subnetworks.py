@@ -28,7 +28,8 @@ from torch.utils.data import TensorDataset
 
 import caveat
 from caveat import MAP, SubnetworkLaplace, Training, data, models
-from caveat.engine.laplace import Sweep, flat_prior, places
+from caveat.engine.flat_weights import flat, flat_places
+from caveat.engine.laplace import Sweep, flat_prior
 from caveat.engine.laplace.selection import gaussian_wasserstein
 from caveat.engine.linearised import marginal_variances
 from caveat.engine.run import Run
@@ -95,9 +96,8 @@ class Whole:
         precision.diagonal().add_(prior.double())
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
         sampled = marginal_variances(task, network, params, hyper, prior, Run(seed))
-        energy = sweep.scores(exact=True)[1]
-        flat = torch.cat([energy[name].flatten() for name in places(network)])
-        return cls(precision, covariance, sampled, flat.double(), alive)
+        energy = flat(network, sweep.scores(exact=True)[1])
+        return cls(precision, covariance, sampled, energy.double(), alive)
 
     def score(self, name: str) -> str | Tensor:
         """What `SubnetworkLaplace` takes: its own name, or one number a weight, as samples need not be drawn again."""
@@ -127,7 +127,7 @@ class Whole:
 
 def chosen(posterior: caveat.Posterior) -> Tensor:
     """The weights of a subnetwork, as places among all."""
-    every = places(posterior.network)
+    every = flat_places(posterior.network)
     return torch.cat([every[name].start + own.long() for name, own in posterior.state["subnetwork"].items()])
 
 
