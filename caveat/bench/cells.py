@@ -10,6 +10,7 @@ cells/<name>/failure.json       in its place where something went wrong
 """
 
 import dataclasses
+import shutil
 import time
 import traceback
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from caveat.engine.run import Info
 from caveat.evaluate import ReferenceSet, evaluate
 from caveat.evaluate.predictions import predict_rows
 from caveat.files import names_function
-from caveat.fitting import fit
+from caveat.fitting import fit, remove_leftovers
 from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior
 from caveat.references import load_reference
@@ -73,7 +74,6 @@ def run_cell(experiment: Experiment, cell: Cell, place: Place) -> Outcome:
         if current_ranks(place.device).first:
             record_failure(folder, cell, text, traceback.format_exc())
         return outcome
-    (folder / "failure.json").unlink(missing_ok=True)
     return Outcome(time.monotonic() - started, None, result)
 
 
@@ -143,6 +143,7 @@ def _score(
         "cost": _cost(posterior, start, tests),
         "seconds": posterior.info.seconds + time.monotonic() - began,  # what another such cell will take
     }
+    (folder / "failure.json").unlink(missing_ok=True)  # before the cell counts as done: nobody looks into it then
     write_json(folder / "result.json", result)
     return scores.data[0].metrics["nll"].mean
 
@@ -166,10 +167,14 @@ def _posterior(cell: Cell, place: Place, folder: Path, data: DataSet, start: Pos
         )
         return task, posterior
 
-    if not (folder / "posterior").exists():
-        if len(cell.candidates) == 1:
-            return fitted(cell.candidates[0], folder / "posterior")[1]
-        fit_best(cell, folder, place.device, fitted)
+    if (folder / "posterior").exists():
+        if current_ranks(place.device).first:
+            remove_leftovers(folder / "posterior")
+            shutil.rmtree(folder / "candidates", ignore_errors=True)  # of which this one was chosen
+        return _stored(cell, place, folder / "posterior")
+    if len(cell.candidates) == 1:
+        return fitted(cell.candidates[0], folder / "posterior")[1]
+    fit_best(cell, folder, place.device, fitted)
     return _stored(cell, place, folder / "posterior")
 
 

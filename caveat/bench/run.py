@@ -10,11 +10,9 @@ A folder of results holds
 The tables are written when the run ends, also when it is stopped, from the cells that are done by then.
 """
 
-import contextlib
 import dataclasses
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +42,7 @@ from caveat.data.condition_sets import shift_label
 from caveat.engine.distributed import current_ranks
 from caveat.evaluate.metrics import format_seconds
 from caveat.evaluate.predictions import file_stem
+from caveat.files import sole_use
 from caveat.methods import method_name
 from caveat.storage import FORMAT, encode, read_json, write_arrays, write_json
 
@@ -95,7 +94,7 @@ def run_bench(
         for cell in pending:
             run_cell(experiment, cell, place)
         return Bench(place.out, len(cells), len(pending), {}, [])
-    with _locked(place.out):
+    with sole_use(place.out, place.out / ".lock"):
         shutil.copyfile(path, place.out / "experiment.toml")
         say(f"{experiment.title or experiment.name}: {len(cells)} cells, {len(cells) - len(pending)} done before")
         try:
@@ -223,20 +222,3 @@ def _write_index(
 def _error(out: Path, cell: Cell) -> str | None:
     path = out / "cells" / cell.name / "failure.json"
     return str(read_json(path)["error"]) if path.exists() else None
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """The folder for this process alone; the system lets go of it however the process ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RuntimeError(
-                    f"{out} is in use by another `caveat bench`: wait for it, or choose --out"
-                ) from error
-        yield
