@@ -12,7 +12,6 @@ import re
 import signal
 import threading
 import types
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

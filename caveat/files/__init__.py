@@ -7,8 +7,8 @@
 Called by everybody who writes.
 """
 
-from caveat.files.function_files import named_function, names_function, was_run_before
 from caveat.files.folder_locks import FolderInUse, sole_use
+from caveat.files.function_files import named_function, names_function, was_run_before
 from caveat.files.whole_files import new_folder, remove_folder, remove_unfinished, staged_folder, umask, whole_file
 
 __all__ = [

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from caveat.files.folder_locks import is_unlocked, lock, sole_use
 
@@ -123,7 +124,7 @@ def _replace_folder(path: Path, new: Path) -> None:
 def _exchanged(one: Path, other: Path) -> bool:
     """Exchange two folders in one step, so that there is one at every moment; False where the system cannot."""
     names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
-    library = None if sys.platform == "win32" else ctypes.CDLL(None)
+    library: Any = None if sys.platform == "win32" else ctypes.CDLL(None)
     if hasattr(library, "renameat2"):  # Linux: AT_FDCWD, RENAME_EXCHANGE
         return bool(library.renameat2(-100, names[0], -100, names[1], 2) == 0)
     if hasattr(library, "renamex_np"):  # macOS: RENAME_SWAP

@@ -39,10 +39,10 @@ def _kill_before(step: int, folder: Path) -> None:
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
-        if event in STEPS and arguments and isinstance(arguments[0], str | bytes | os.PathLike):
-            if os.fsdecode(arguments[0]).startswith(place):
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
+        path = arguments[0] if event in STEPS and arguments else None
+        if isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).startswith(place):
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
 
     sys.addaudithook(watch)

@@ -14,9 +14,9 @@ from tests.files.kills import killed_at
 def test_a_second_user_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     folder = tmp_path / "posterior"
     with sole_use(folder):
-        with pytest.raises(FolderInUse, match=rf"posterior is in use by process {os.getpid()} on .*: wait until"):
-            with sole_use(folder):
-                pytest.fail("held twice")
+        told = rf"posterior is in use by process {os.getpid()} on .*: wait until"
+        with pytest.raises(FolderInUse, match=told), sole_use(folder):
+            pytest.fail("held twice")
         with sole_use(tmp_path / "other"):
             pass
     with sole_use(folder) as warnings:
