@@ -100,7 +100,7 @@ def remove_unfinished(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder that the caller holds: it is gone at once, and what a kill leaves of it, `remove_unfinished` finds."""
+    """Remove a folder that the caller holds; it is gone at once, and `remove_unfinished` finds what a kill leaves."""
     doomed = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED))
     path.rename(doomed / path.name)
     shutil.rmtree(doomed)
