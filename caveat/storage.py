@@ -32,6 +32,7 @@ __all__ = [
     "decode",
     "digest_of",
     "encode",
+    "read_arrays",
     "read_json",
     "read_state",
     "settings_digest",
@@ -123,6 +124,23 @@ def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
     """Write named arrays as a compressed npz file."""
     with whole_file(path) as temporary, temporary.open("wb") as file:
         numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_arrays(path: Path, needed: Iterable[str] = (), *, skip: Iterable[str] = ()) -> dict[str, numpy.ndarray]:
+    """Read the arrays of an npz file, but for those to skip; one that is missing, cut or damaged is refused by name."""
+    if not path.is_file():
+        raise CorruptFile(f"{path} is missing")
+    try:
+        with path.open("rb") as raw, numpy.load(raw, allow_pickle=False) as file:
+            arrays = {
+                name: file[name] for name in file.files if name not in skip
+            }  # read whole, so that sums are checked
+    except Exception as error:  # numpy, zipfile, zlib and the parser of headers have an error each for what is broken
+        raise CorruptFile(f"{path} is cut or damaged ({type(error).__name__}: {error})") from error
+    missing = [name for name in needed if name not in arrays]
+    if missing:
+        raise CorruptFile(f"{path} holds no array {', '.join(missing)}, only {', '.join(arrays) or 'nothing'}")
+    return arrays
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
@@ -35,7 +34,7 @@ from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior
 from caveat.references import load_reference
 from caveat.rows import Rows
-from caveat.storage import FORMAT, write_arrays, write_json
+from caveat.storage import FORMAT, read_arrays, write_arrays, write_json
 from caveat.task import Task
 
 __all__ = ["Outcome", "Place", "record_failure", "run_cell", "task_of"]
@@ -213,8 +212,7 @@ def _reference(experiment: Experiment, cell: Cell, place: Place) -> Posterior | 
 
 def _keep_rows(folder: Path, file: str, kind: str, count: int) -> None:
     """Write a few numbers for every row to scores/, and leave at most `count` rows of the whole predictions."""
-    with np.load(folder / file, allow_pickle=False) as content:
-        arrays = {name: content[name] for name in content.files}
+    arrays = read_arrays(folder / file)
     write_arrays(folder / "scores" / Path(file).name, row_scores(kind, arrays))
     rows = len(arrays["rows"])
     if rows > count:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from caveat.bench.cell_files import damage_of
 from caveat.bench.cells import Outcome, Place, record_failure, run_cell
 from caveat.bench.checks import check_fits
 from caveat.bench.compare import comparisons, ranks
@@ -44,7 +45,7 @@ from caveat.evaluate.metrics import format_seconds
 from caveat.evaluate.predictions import file_stem
 from caveat.files import sole_use
 from caveat.methods import method_name
-from caveat.storage import FORMAT, encode, read_json, write_arrays, write_json
+from caveat.storage import FORMAT, CorruptFile, encode, read_json, write_arrays, write_json
 
 __all__ = ["Bench", "run_bench"]
 
@@ -87,7 +88,9 @@ def run_bench(
         raise ValueError(f"--jobs {jobs}: under torchrun the ranks share each cell, so leave --jobs at 1")
     every = cells_of(experiment)
     cells = select(every, only)
-    pending = [cell for cell in cells if not is_done(place.out, cell, evaluation_key(experiment, cell))]
+    done = {cell.name for cell in every if is_done(place.out, cell, evaluation_key(experiment, cell))}
+    damaged = {name: text for name in sorted(done) if (text := damage_of(place.out / "cells" / name))}
+    pending = [cell for cell in cells if cell.name not in done or cell.name in damaged]
     check_fits(experiment, pending, place.data_dir)
     ranks_here.wait()  # all ranks have looked before one of them writes
     if not ranks_here.first:
@@ -95,6 +98,9 @@ def run_bench(
             run_cell(experiment, cell, place)
         return Bench(place.out, len(cells), len(pending), {}, [])
     with sole_use(place.out, place.out / ".lock"):
+        for name, text in damaged.items():
+            say(f"{text}: its cell is scored again")
+            (place.out / "cells" / name / "result.json").unlink()
         shutil.copyfile(path, place.out / "experiment.toml")
         say(f"{experiment.title or experiment.name}: {len(cells)} cells, {len(cells) - len(pending)} done before")
         try:
@@ -221,4 +227,7 @@ def _write_index(
 
 def _error(out: Path, cell: Cell) -> str | None:
     path = out / "cells" / cell.name / "failure.json"
-    return str(read_json(path)["error"]) if path.exists() else None
+    try:
+        return str(read_json(path).get("error", "")) if path.exists() else None
+    except CorruptFile as error:
+        return str(error)
