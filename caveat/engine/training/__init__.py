@@ -3,7 +3,7 @@
     knobs                  `Training`, every knob of the loop in one dataclass
     loop                   the loop itself: batches, precision, ranks, checkpoints, early stopping
     point_training         weights and noise that maximise log p(D, theta)
-    prior_as_decay       a Gaussian prior as weight decay
+    prior_as_decay         a Gaussian prior as weight decay
     batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
     temperature_scaling    one number that makes a trained network as sure as it should be
 
