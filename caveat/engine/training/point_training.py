@@ -10,10 +10,9 @@ from caveat.batches import Inputs
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Loop, Variables, run_loop
-from caveat.engine.training.prior_as_decay import weight_decay
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
-from caveat.priors import gaussian_precisions
+from caveat.priors import gaussian_precisions, weight_decay
 from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
