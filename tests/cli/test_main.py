@@ -30,6 +30,13 @@ def test_help_shows_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
         assert verb in out
 
 
+def test_methods_are_listed_by_their_first_lines_before_they_are_imported() -> None:
+    from caveat.cli.commands import method_summaries
+    from caveat.cli.verb import summary
+
+    assert method_summaries() == {name: summary(method) for name, method in discover().items()}
+
+
 def test_methods_lists_them_with_their_likelihoods(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "methods")
     assert code == 0
