@@ -9,13 +9,22 @@ Called by everybody who writes.
 
 from caveat.files.folder_locks import FolderInUse, sole_use
 from caveat.files.function_files import named_function, names_function, was_run_before
-from caveat.files.whole_files import new_folder, remove_folder, remove_unfinished, staged_folder, umask, whole_file
+from caveat.files.whole_files import (
+    new_folder,
+    regular_file,
+    remove_folder,
+    remove_unfinished,
+    staged_folder,
+    umask,
+    whole_file,
+)
 
 __all__ = [
     "FolderInUse",
     "named_function",
     "names_function",
     "new_folder",
+    "regular_file",
     "remove_folder",
     "remove_unfinished",
     "sole_use",

@@ -17,7 +17,16 @@ from typing import Any
 
 from caveat.files.folder_locks import is_unlocked, lock, sole_use
 
-__all__ = ["new_folder", "put_on_disk", "remove_folder", "remove_unfinished", "staged_folder", "umask", "whole_file"]
+__all__ = [
+    "new_folder",
+    "put_on_disk",
+    "regular_file",
+    "remove_folder",
+    "remove_unfinished",
+    "staged_folder",
+    "umask",
+    "whole_file",
+]
 
 _UNFINISHED = ".new"  # the ending of what is being made
 _RETIRED = ".old"  # the ending of a folder that holds what is being replaced
@@ -146,6 +155,13 @@ def put_on_disk(path: Path) -> None:
 def _literal(name: str) -> str:
     """A name as a pattern that matches it alone."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def regular_file(path: Path) -> Path:
+    """The path, once it is known to be a file of bytes: a pipe or a device could be read for ever."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file (a folder, a pipe or a device?)")
+    return path
 
 
 def umask() -> int:
