@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 LAYERS = [
     {"files", "knobs", "batches", "randomness"},
     {"data", "models", "native"},
-    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage"},
+    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
     {"methods"},
     {"posterior", "fitting", "deploy", "bayesian_linear_model"},
@@ -75,6 +75,7 @@ FLOOR: dict[str, set[str]] = {
         "predictors",
         "run",
         "running_moments",
+        "state_checks",
         "torch_settings",
     },
     "evaluate": set(),

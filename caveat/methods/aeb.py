@@ -31,6 +31,7 @@ from caveat.engine.sparse import (
     weight_name,
 )
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab
+from caveat.engine.state_checks import check_names
 from caveat.engine.training import BatchPart
 from caveat.engine.variational import smaller_layout
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
@@ -113,6 +114,11 @@ class AEB(Method):
             return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
 
         return run.info(task.network.to(run.device), treatment, diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network as the knobs say."""
+        check_names("state", state, ["active", "rest", "hyper"], ["slices"])
+        DrawsState.of(state).check(network, self.length)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""

@@ -27,6 +27,7 @@ from caveat.engine.chains import (
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -88,6 +89,11 @@ class HMC(Method):
             run.ranks.wait()  # until the first rank has written the last draw
         info = run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
         return store.state(task.hyper).tensors(), info
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "stats", "hyper"])
+        ChainState.of(state).check(network, (self.chains, self.length))
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""

@@ -30,6 +30,7 @@ from caveat.engine.chains import (
 from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.rows import Batch
@@ -114,6 +115,11 @@ class SGMCMC(Method):
         state = store.state(task.hyper)
         diagnostics = {"epochs": self.epochs, "lp": float(state.stats["lp"].mean())}
         return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "stats", "hyper"])
+        ChainState.of(state).check(network, (self.chains, self.length))
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""

@@ -62,6 +62,7 @@ from caveat.engine.variational import (
     Scope,
     Trained,
     WeightExchange,
+    check_layers,
     layer_info,
     warm_up,
     warn_if_frozen,
@@ -257,6 +258,10 @@ class SSVI(Method):
         assert trained.log_std is not None
         moved = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
         return moved | {"exchanging": self.replacement > 0}
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

@@ -21,6 +21,7 @@ from caveat.engine.method import Method
 from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.running_moments import RunningMoments
+from caveat.engine.state_checks import check_hyper, check_like, check_names, check_tensor, network_tensors
 from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.likelihoods import Hyper
@@ -105,6 +106,25 @@ class SWAG(Method):
             params = gaussian.draw(self.scale, torch.Generator().manual_seed(int(seeds[i])))
             mine[i] = refreshed_statistics(network, params, task.train)
         return PreparedDraws(seeds, run.ranks.gather(mine, self.default_draws))
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not the Gaussian of a path of this network's weights."""
+        swag = SWAGState.of(state)
+        known = {"mean", "variance", "buffers", "hyper"} | ({"deviations"} if self._columns else set())
+        check_names("state", state, known | ({"seeds", "statistics"} if has_batchnorm(network) else set()))
+        weights, buffers = network_tensors(network)
+        check_like("mean", swag.gaussian.mean, weights)
+        check_like("variance", swag.gaussian.variance, weights)
+        if any(bool((variance < 0).any()) for variance in swag.gaussian.variance.values()):
+            raise CorruptFile("variance holds negative numbers")
+        check_like("deviations", swag.gaussian.deviations, weights if self._columns else {}, (self._columns,))
+        check_like("buffers", swag.gaussian.buffers, buffers if swag.gaussian.buffers else {})
+        if swag.prepared is not None:
+            draws = (self.default_draws,)
+            check_tensor("seeds/seed", swag.prepared.seeds, draws, (torch.int64,))
+            statistics = swag.prepared.statistics
+            check_like("statistics", statistics, {name: buffers[name] for name in statistics if name in buffers}, draws)
+        check_hyper(swag.hyper, network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N draws from the Gaussian; with BatchNorm, those whose statistics were prepared."""

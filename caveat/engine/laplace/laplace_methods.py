@@ -25,6 +25,7 @@ from caveat.engine.laplace.prior_precision import Precision, TunedGaussian
 from caveat.engine.laplace.sweep import Fisher, Sweep, exact_columns
 from caveat.engine.method import Method
 from caveat.engine.run import Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, Positive, Share, check_knobs
 from caveat.likelihoods import Categorical, Gaussian, Hyper, Likelihood
 from caveat.network import Layer, Network, Params
@@ -86,6 +87,11 @@ class LaplaceKnobs(Method):
     def predictor(self, state: State, network: Network) -> LaplacePredictor:
         """Predictions of the linearised network."""
         return LaplacePredictor(LaplaceState.of(state), network, self.prediction)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not a Gaussian around a point of the network."""
+        check_names("state", state, ["params", "hyper", "gaussian"], ["subnetwork"])
+        LaplaceState.of(state).check(network)
 
     def check_against(self, task: Task, outputs: Tensor) -> None:
         """Refuse knobs that this task, whose network has such outputs, cannot be given."""
