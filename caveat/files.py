@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["named_function", "names_function", "umask", "was_run_before", "whole_file"]
+__all__ = ["named_function", "names_function", "regular_file", "umask", "was_run_before", "whole_file"]
 
 
 @contextmanager
@@ -32,6 +32,13 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def regular_file(path: Path) -> Path:
+    """The path, once it is known to be a file of bytes: a pipe or a device could be read for ever."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file (a folder, a pipe or a device?)")
+    return path
 
 
 def umask() -> int:

@@ -24,7 +24,7 @@ LAYERS = [
     {"recipe", "references"},
     {"bench"},
     {"report"},
-    {"cli", "__init__"},
+    {"cli", "public", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
@@ -182,14 +182,46 @@ def test_benchmarks_and_experiments_import_what_there_is() -> None:
 
 def test_importing_costs_little_more_than_torch() -> None:
     clock = "time.process_time()"
-    code = f"import time; s = {clock}; import torch; t = {clock}; import caveat; print(({clock} - t) / (t - s))"
+    code = f"import time; s = {clock}; import torch; t = {clock}; import caveat; caveat.Task; u = {clock}; "
+    code += "print((u - t) / (t - s))"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
     assert min(float(run.stdout) for run in runs) < 0.35  # of the time that torch itself takes
 
 
 def test_extras_are_imported_only_where_they_are_used() -> None:
-    code = "import sys, caveat; print(*sys.modules)"
+    code = "import sys, caveat; caveat.Task; print(*sys.modules)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not loaded & {"tyro", "sklearn", "plotly", "pooch", "PIL", "mnist1d", "matplotlib", "scipy", "arviz_stats"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fit", "--help"], ["report", "--help"], ["fit"]])
+def test_help_is_shown_without_torch(arguments: list[str]) -> None:
+    code = f"""
+import contextlib, sys
+from caveat.cli import main
+with contextlib.suppress(SystemExit):
+    main({arguments})
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_are_found_whatever_was_imported_first() -> None:
+    code = """
+import caveat.evaluate.metrics, caveat.deploy, caveat
+from caveat import *
+assert caveat.evaluate is evaluate and callable(evaluate) and callable(caveat.deploy)
+assert caveat.Task is Task and caveat.HMC.__name__ == "HMC" and caveat.data.load
+assert {"Task", "HMC", "evaluate"} <= set(dir(caveat)) and not hasattr(caveat, "Tusk")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_modules_that_share_their_names_with_functions_are_known() -> None:
+    package = importlib.import_module("caveat")
+    modules = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert modules & set(package.__all__) == package._FUNCTIONS

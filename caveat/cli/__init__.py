@@ -22,19 +22,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
         return 1
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
         from caveat import __version__
 
         print(__version__)
         return 0
-    tree, runners = commands()
+    tree, runners = commands(arguments)
     try:
         parsed = tyro.cli(
             tree,
             prog="caveat",
             description="Posteriors for PyTorch networks.",
             args=arguments,
-            registry=tensors_from_files(),
+            registry=tensors_from_files(arguments),
         )
     except ValueError as error:  # a value out of its range
         print(f"error: {error}", file=sys.stderr)
