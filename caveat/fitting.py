@@ -79,8 +79,9 @@ def fit(
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
     label = type(method).__name__
-    forward = forward_probe(task.network, task.example(task.network.device))
+    forward: dict[str, Any] = {}  # for those who go on with an unfinished fit: without a folder, nobody can
     if partial is not None:
+        forward = forward_probe(task.network, task.example(task.network.device))
         _check_forward(partial, task.network)
     run = Run(seed, place, ranks, partial, identity, forward, progress, label, warnings=list(task.warnings))
     try:
