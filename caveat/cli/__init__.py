@@ -25,13 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
         return 1
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
         from caveat import __version__
 
         print(__version__)
         return 0
     try:
-        code = _run(tyro, sys.argv[1:] if arguments is None else arguments)
+        code = _run(tyro, arguments)
         sys.stdout.flush()  # here, where a closed pipe is expected
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -39,16 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(tyro: Any, arguments: Sequence[str]) -> int:
+def _run(tyro: Any, arguments: list[str]) -> int:
     """Parse and run a command line; returns the exit code."""
-    tree, runners = commands()
+    tree, runners = commands(arguments)
     try:
         parsed = tyro.cli(
             tree,
             prog="caveat",
             description="Posteriors for PyTorch networks.",
             args=arguments,
-            registry=tensors_from_files(),
+            registry=tensors_from_files(arguments),
         )
     except ValueError as error:  # a value out of its range
         return _failed(str(error), 2, "--json" in arguments)
