@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 
 from caveat import models
 from caveat.data import DataSet, load, prepare
-from caveat.data.dataset import unprepare
-from caveat.data.own import listed, read_own, read_own_inputs
+from caveat.data.dataset import listed, unprepare
+from caveat.data.own import read_own, read_own_inputs
 from caveat.data.sets import own_path
-from caveat.data.tables import Known
+from caveat.data.tables import Known, whole_number
 from caveat.files import named_function, names_function, was_run_before
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
@@ -196,13 +196,16 @@ def _targets(recipe: Recipe, y: Tensor, data: DataSet, name: str) -> Tensor:
         raise ValueError(f"{name}: its targets are {has}, the posterior was fitted to {wants}")
     if not recipe.class_names:
         return y
-    unknown = [known or "''" for known in data.class_names if known not in recipe.class_names]
+    numbered: dict[str | int | None, int] = {name: number for number, name in enumerate(recipe.class_names)}
+    spelled = {whole_number(name): number for number, name in enumerate(recipe.class_names)}  # 1, 01, +1: one class
+    numbered |= {value: number for value, number in spelled.items() if value is not None}
+    found = [numbered.get(name, numbered.get(whole_number(name))) for name in data.class_names]
+    unknown = [name or "''" for name, number in zip(data.class_names, found, strict=True) if number is None]
     if unknown:
         classes = f"class{'es' * (len(unknown) > 1)} {listed(unknown)}"
         known = listed(recipe.class_names)
         raise ValueError(f"{name} has the {classes}, which the posterior does not know: it knows {known}")
-    numbers = torch.tensor([recipe.class_names.index(known) for known in data.class_names])
-    labels = numbers[y.flatten().long()]
+    labels = torch.tensor(found)[y.flatten().long()]
     return labels.float().unsqueeze(1) if recipe.likelihood == "bernoulli" else labels
 
 

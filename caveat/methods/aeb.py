@@ -27,11 +27,12 @@ from caveat.engine.sparse import (
     dense_layers,
     plain_layers,
     sparse_layers,
+    training_account,
     weight_name,
 )
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab
 from caveat.engine.training import BatchPart
-from caveat.engine.variational import smaller_layout, training_account
+from caveat.engine.variational import smaller_layout
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior

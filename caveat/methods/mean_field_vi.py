@@ -15,7 +15,14 @@ import torch
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import ActiveWeights, Scheme, sparse_layers
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Scheme,
+    random_layout,
+    sparse_layers,
+    substitute_and_means,
+    training_account,
+)
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     LayerPrediction,
@@ -23,9 +30,6 @@ from caveat.engine.variational import (
     LayerState,
     LayerTraining,
     layer_info,
-    random_layout,
-    substitute_and_means,
-    training_account,
     warm_up,
     warn_if_frozen,
 )

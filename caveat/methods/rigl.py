@@ -17,7 +17,10 @@ from caveat.engine.sparse import (
     Scheme,
     active_counts,
     dense_layers,
+    random_layout,
     sparse_layers,
+    substitute_and_means,
+    training_account,
 )
 from caveat.engine.training import Training, total_steps
 from caveat.engine.variational import (
@@ -27,9 +30,6 @@ from caveat.engine.variational import (
     Scope,
     WeightExchange,
     layer_info,
-    random_layout,
-    substitute_and_means,
-    training_account,
 )
 from caveat.knobs import Count, Range, Share, check_knobs
 from caveat.network import Network

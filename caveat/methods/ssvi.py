@@ -43,9 +43,13 @@ from caveat.engine.sparse import (
     Scheme,
     Substitute,
     active_counts,
+    channel_account,
     dense_layers,
     keep_scores,
+    random_layout,
     sparse_layers,
+    substitute_and_means,
+    training_account,
     weight_name,
 )
 from caveat.engine.training import Training, total_steps
@@ -58,11 +62,7 @@ from caveat.engine.variational import (
     Scope,
     Trained,
     WeightExchange,
-    channel_account,
     layer_info,
-    random_layout,
-    substitute_and_means,
-    training_account,
     warm_up,
     warn_if_frozen,
 )

@@ -16,7 +16,13 @@ import torch
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Scheme, sparse_layers
+from caveat.engine.sparse import (
+    Scheme,
+    random_layout,
+    sparse_layers,
+    substitute_and_means,
+    training_account,
+)
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     LayerPrediction,
@@ -29,11 +35,8 @@ from caveat.engine.variational import (
     log_alpha,
     log_uniform_kl,
     pruned_account,
-    random_layout,
     remaining_weights,
     smaller_layout,
-    substitute_and_means,
-    training_account,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs

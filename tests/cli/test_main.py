@@ -86,13 +86,13 @@ def test_a_stop_says_whether_anything_was_kept(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop._Loop, "run_epoch", stop)
+        patched.setattr(loop.Loop, "run_epoch", stop)
         code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "every 10 seconds), so nothing was kept" in err) == (130, True)
     assert not list(tmp_path.iterdir()), "nothing that would block another command"
-    checkpoint = loop._Loop.checkpoint
+    checkpoint = loop.Loop.checkpoint
     monkeypatch.setattr(Run, "checkpoint_due", lambda self: True)
-    monkeypatch.setattr(loop._Loop, "checkpoint", lambda self: (checkpoint(self), stop(self, None)))
+    monkeypatch.setattr(loop.Loop, "checkpoint", lambda self: (checkpoint(self), stop(self, None)))
     code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "goes on from its last checkpoint" in err) == (130, True)
     for options, other in (

@@ -199,7 +199,7 @@ def test_the_optimiser_holds_no_whole_tensor(monkeypatch: pytest.MonkeyPatch) ->
     from caveat.engine.training import loop
 
     seen: list[int] = []
-    move = loop._Loop._move
+    move = loop.Loop._move
 
     def spied(self: Any) -> None:
         move(self)
@@ -208,7 +208,7 @@ def test_the_optimiser_holds_no_whole_tensor(monkeypatch: pytest.MonkeyPatch) ->
         gradients = [t.grad for t in groups if t.grad is not None]
         seen.append(max(t.numel() for t in (*kept, *groups, *gradients)))
 
-    monkeypatch.setattr(loop._Loop, "_move", spied)
+    monkeypatch.setattr(loop.Loop, "_move", spied)
     wide(SSVI(density=0.05, interval=2, training=Training(epochs=4, batch_size=16)))
     assert len(seen) == 8
     assert set(seen) == {4830}

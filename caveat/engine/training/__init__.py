@@ -3,7 +3,6 @@
     knobs                  `Training`, every knob of the loop in one dataclass
     loop                   the loop itself: batches, precision, ranks, checkpoints, early stopping
     point_training         weights and noise that maximise log p(D, theta)
-    prior_as_decay       a Gaussian prior as weight decay
     batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
     temperature_scaling    one number that makes a trained network as sure as it should be
 
@@ -14,7 +13,6 @@ from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, steps_per_epoch, total_steps
 from caveat.engine.training.point_training import train_point, warn_if_nothing_was_learned
-from caveat.engine.training.prior_as_decay import weight_decay
 from caveat.engine.training.temperature_scaling import fit_temperature
 
 __all__ = [
@@ -30,5 +28,4 @@ __all__ = [
     "total_steps",
     "train_point",
     "warn_if_nothing_was_learned",
-    "weight_decay",
 ]

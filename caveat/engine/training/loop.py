@@ -28,7 +28,17 @@ from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch", "total_steps"]
+__all__ = [
+    "BatchPart",
+    "Loop",
+    "Loss",
+    "Moments",
+    "Variables",
+    "optimise",
+    "run_loop",
+    "steps_per_epoch",
+    "total_steps",
+]
 
 Moments = Callable[[Tensor], list[Tensor]]  # the optimiser's moments of a tensor, each shaped as the tensor
 
@@ -100,30 +110,35 @@ def optimise(
     may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
     forward and backward, where it is not that of the network's own passes.
     """
-    if training.patience and validate is None:
-        raise ValueError(
-            f"Training(patience={training.patience}) stops on validation data: "
-            "give the task validation=0.1, or a loader"
-        )
-    optimizers = _optimizers(variables, training, decay, run)
-    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops)
-    loop.restore()
-    with run.bar(training.epochs * loop.steps, "batch") as bar:
-        bar.update(loop.epoch * loop.steps)
-        while loop.epoch < training.epochs and not loop.stale():
-            loop.run_epoch(bar)
-            if after_epoch is not None:
-                after_epoch(loop.epoch)
-            loop.record(None if validate is None else validate())
-            if run.checkpoint_due():
-                loop.checkpoint()
-    if training.patience and loop.best:
-        _copy(loop.best, variables.groups())
+    loop = Loop(
+        task,
+        network,
+        variables,
+        loss,
+        training,
+        run,
+        decay=decay,
+        validate=validate,
+        after_epoch=after_epoch,
+        after_step=after_step,
+        training_flops=training_flops,
+    )
+    run_loop(loop)
     return loop.history
 
 
-class _Loop:
-    """How far training is: the epoch, the optimisers, the best values so far."""
+def run_loop(loop: "Loop") -> None:
+    """Run what is left of a loop."""
+    with loop.run.bar(loop.training.epochs * loop.steps, "batch") as bar:
+        bar.update(loop.epoch * loop.steps)
+        while not loop.finished:
+            loop.run_epoch(bar)
+            loop.end_epoch()
+    loop.finish()
+
+
+class Loop:
+    """How far training is: the epoch, the optimisers, the best values so far. Arguments are those of `optimise`."""
 
     def __init__(
         self,
@@ -133,13 +148,23 @@ class _Loop:
         loss: Loss,
         training: Training,
         run: Run,
-        optimizers: list[torch.optim.Optimizer],
-        after_step: Callable[[Moments], None] | None,
-        training_flops: float | None,
+        *,
+        decay: dict[str, float] | None = None,
+        validate: Callable[[], float] | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+        after_step: Callable[[Moments], None] | None = None,
+        training_flops: float | None = None,
     ) -> None:
+        if training.patience and validate is None:
+            raise ValueError(
+                f"Training(patience={training.patience}) stops on validation data: "
+                "give the task validation=0.1, or a loader"
+            )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
-        self.training, self.run, self.optimizers = training, run, optimizers
-        self.after_step, self.training_flops = after_step, training_flops  # FLOPs of a row: None until measured
+        self.training, self.run = training, run
+        self.optimizers = _optimizers(variables, training, decay, run)
+        self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
+        self.training_flops = training_flops  # of a row: None until measured
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.rows = task.train.on(run.device)
         self.channels_last = training.channels_last and not _overruns(network, run)
@@ -150,6 +175,25 @@ class _Loop:
         self.history: list[dict[str, float]] = []
         self.best: State = {}
         self.shown_at = self.checked_at = 0.0  # when the progress was last shown, and the loss last checked
+        self.restore()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs were run, or validation says that more would not help."""
+        return self.epoch >= self.training.epochs or self.stale()
+
+    def end_epoch(self) -> None:
+        """What follows on an epoch: the method's own work, validation, a checkpoint where one is due."""
+        if self.after_epoch is not None:
+            self.after_epoch(self.epoch)
+        self.record(None if self.validate is None else self.validate())
+        if self.run.checkpoint_due():
+            self.checkpoint()
+
+    def finish(self) -> None:
+        """Return to the best epoch's values, where validation chooses."""
+        if self.training.patience and self.best:
+            _copy(self.best, self.variables.groups())
 
     def run_epoch(self, bar: Any) -> None:
         """Make one pass over the training rows."""
@@ -173,13 +217,16 @@ class _Loop:
                 self._move()
                 bar.update()
         run.ranks.add([total])
+        self.count_epoch(float(total), time.monotonic() - started)
+
+    def count_epoch(self, total: float, seconds: float) -> None:
+        """Take note of an epoch that was run, with the sum of its steps' losses."""
         self.epoch += 1
-        run.gradient_evaluations += 1
-        run.flops += self.task.n * (self.training_flops or 0.0)
-        self._check_finite(float(total), None)
-        rate = self.optimizers[0].param_groups[0]["lr"]
-        seconds = time.monotonic() - started
-        self.history.append({"epoch": self.epoch, "loss": float(total) / self.steps, "rate": rate, "seconds": seconds})
+        self.run.gradient_evaluations += 1
+        self.run.flops += self.task.n * (self.training_flops or 0.0)
+        self._check_finite(total, None)
+        rate = float(self.optimizers[0].param_groups[0]["lr"])
+        self.history.append({"epoch": self.epoch, "loss": total / self.steps, "rate": rate, "seconds": seconds})
 
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
@@ -379,7 +426,7 @@ def _fused(run: Run) -> bool | None:
     return True if run.device.type == "cuda" else None
 
 
-def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:
+def _quality(loop: Loop, outputs: Tensor, y: Tensor) -> str:
     """The quality of the last batch's predictions, as text for the progress bar."""
     hyper = {name: t.detach() for name, t in loop.variables.hyper.items()}
     prediction = loop.network.likelihood.predictive(outputs.detach().unsqueeze(0), hyper)

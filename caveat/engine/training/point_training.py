@@ -9,16 +9,15 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
-from caveat.engine.training.loop import BatchPart, Variables, optimise
-from caveat.engine.training.prior_as_decay import weight_decay
+from caveat.engine.training.loop import BatchPart, Loop, Variables, run_loop
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
-from caveat.priors import gaussian_precisions
+from caveat.priors import gaussian_precisions, weight_decay
 from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "train_point", "warn_if_nothing_was_learned"]
+__all__ = ["Forward", "Point", "PointTraining", "train_point", "warn_if_nothing_was_learned"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -57,52 +56,80 @@ def train_point(
     if training.epochs == 0:
         params = dict(start["params"])
         return Point(params, task.fitted_hyper(network, params, task.validation), [])
-    trainee = network.with_fixed(start["params"])
-    variables = _variables(trainee, start, run, extra)
-    decay = weight_decay(gaussian_precisions(network.prior, network.params()), task.n)
-    written = _written_buffers(task, network)
-    forward = forward or (lambda trainee, x, part, rng: trainee.training_pass(x))
-    training_pass = torch.compile(forward) if training.compile else forward
+    trained = PointTraining(task, network, start, training, run, forward, after_epoch, extra)
+    run_loop(trained.loop)
+    return trained.point()
 
-    def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        outputs = training_pass(trainee, x, part, rng)
-        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
-        joint = task.log_joint(
-            outputs,
-            y,
-            variables.weights,
-            variables.hyper,
-            batch_rows=part.batch_rows,
-            share=part.prior_share if decay is None else 0.0,
+
+class PointTraining:
+    """A point that is being trained, and the loop that trains it. Arguments are those of `train_point`."""
+
+    def __init__(
+        self,
+        task: Task,
+        network: Network,
+        start: State,
+        training: Training,
+        run: Run,
+        forward: Forward | None = None,
+        after_epoch: Callable[[int, Variables], None] | None = None,
+        extra: Params | None = None,
+    ) -> None:
+        self.task, self.network, self.run = task, network, run
+        trainee = network.with_fixed(start["params"])
+        variables = _variables(trainee, start, run, extra)
+        decay = weight_decay(gaussian_precisions(network.prior, network.params()), task.n)
+        self._written = _written_buffers(task, network)
+        self._owned = {*self._written, *start["params"]}
+        forward = forward or _plain_pass
+        training_pass = torch.compile(forward) if training.compile else forward
+
+        def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+            outputs = training_pass(trainee, x, part, rng)
+            outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+            joint = task.log_joint(
+                outputs,
+                y,
+                variables.weights,
+                variables.hyper,
+                batch_rows=part.batch_rows,
+                share=part.prior_share if decay is None else 0.0,
+            )
+            return -joint / task.n, outputs
+
+        def validation_loss() -> float:
+            return -float(task.log_likelihood(trainee, {}, variables.hyper, task.validation))
+
+        def after(epoch: int) -> None:
+            variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
+            run.ranks.average(variables.buffers[name] for name in self._written)
+            if after_epoch is not None:
+                after_epoch(epoch, variables)
+
+        self.loop = Loop(
+            task,
+            network,
+            variables,
+            loss,
+            training,
+            run,
+            decay=decay,
+            validate=None if task.validation is None else validation_loss,
+            after_epoch=after,
         )
-        return -joint / task.n, outputs
 
-    def validation_loss() -> float:
-        return -float(task.log_likelihood(trainee, {}, variables.hyper, task.validation))
+    def point(self) -> Point:
+        """What was trained, once the loop is at its end."""
+        variables = self.loop.variables
+        moved = {name: t for name, t in variables.buffers.items() if name in self._owned}
+        params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
+        hyper = self.task.fitted_hyper(self.network, params, self.task.validation)
+        warn_if_nothing_was_learned(self.task, self.network, params, hyper, self.run)
+        return Point(params, hyper, self.loop.history)
 
-    def after(epoch: int) -> None:
-        variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
-        run.ranks.average(variables.buffers[name] for name in written)
-        if after_epoch is not None:
-            after_epoch(epoch, variables)
 
-    history = optimise(
-        task,
-        network,
-        variables,
-        loss,
-        training,
-        run,
-        decay=decay,
-        validate=None if task.validation is None else validation_loss,
-        after_epoch=after,
-    )
-    owned = {*written, *start["params"]}
-    moved = {name: t for name, t in variables.buffers.items() if name in owned}
-    params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
-    point = Point(params, task.fitted_hyper(network, params, task.validation), history)
-    warn_if_nothing_was_learned(task, network, point.params, point.hyper, run)
-    return point
+def _plain_pass(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
+    return trainee.training_pass(x)
 
 
 def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hyper: Hyper, run: Run) -> None:

@@ -3,12 +3,10 @@
     minimise  beta / N sum_k KL(q_k || p_k) - 1/N E_q log p(D | theta)
 
     bound                  the divergence, its warm-up, and the noise of a batch
-    layer_start            where training begins: random places, the start's weights at them
     layer_training         training of sparse layers: means and deviations by the bound, or points alone
     weight_exchange        which weights there are, exchanged while they are trained
-    layer_state            what such a posterior keeps: its weights, where they are, a draw of them
-    layer_predictor        predictions through sparse layers, and a module to deploy
-    fit_report             what there is to say of a fit: coverage, costs, warnings
+    layer_posterior        what such a posterior keeps, predictions through sparse layers, and a module to deploy
+    fit_report             what there is to say of a fit: coverage, diagnostics, warnings
     multiplicative_noise   noise with a log-uniform prior
     noisy_training         training under that noise
     units, unit_noise      whole units of a network, and the numbers that multiply them
@@ -19,10 +17,8 @@ Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by 
 """
 
 from caveat.engine.variational.bound import gaussian_kl, warm_up
-from caveat.engine.variational.fit_report import channel_account, layer_info, training_account, warn_if_frozen
-from caveat.engine.variational.layer_predictor import LayerPrediction, LayerPredictor, module_at
-from caveat.engine.variational.layer_start import random_layout, substitute_and_means
-from caveat.engine.variational.layer_state import LayerState
+from caveat.engine.variational.fit_report import layer_info, warn_if_frozen
+from caveat.engine.variational.layer_posterior import LayerPrediction, LayerPredictor, LayerState, module_at
 from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
@@ -57,7 +53,6 @@ __all__ = [
     "TrainedUnits",
     "UniformDraw",
     "WeightExchange",
-    "channel_account",
     "gaussian_kl",
     "layer_info",
     "log_alpha",
@@ -68,12 +63,9 @@ __all__ = [
     "lognormal_of",
     "module_at",
     "pruned_account",
-    "random_layout",
     "remaining_weights",
     "smaller_layout",
-    "substitute_and_means",
     "train_and_prune",
-    "training_account",
     "unit_network",
     "warm_up",
     "warn_if_frozen",

@@ -36,13 +36,12 @@ from caveat.engine.training import (
     steps_per_epoch,
     total_steps,
     warn_if_nothing_was_learned,
-    weight_decay,
 )
 from caveat.engine.variational.bound import check_fine, gaussian_kl, noise_of_batch, precisions
-from caveat.engine.variational.layer_state import LayerState
+from caveat.engine.variational.layer_posterior import LayerState
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
-from caveat.priors import gaussian_precisions
+from caveat.priors import gaussian_precisions, weight_decay
 from caveat.storage import State
 from caveat.task import Task
 

@@ -1,5 +1,6 @@
-"""The steps that all Laplace methods take, in the order in which their files call them.
+"""What all Laplace methods share: their knobs, and the steps of their fits in the order in which their files call them.
 
+LaplaceKnobs     how the curvature is summed, the prior precision found, predictions made
 check_laplace    before a start is trained: knobs, prior and memory
 point_of         the trained point
 sweep_at         passes over the training rows at that point
@@ -9,27 +10,103 @@ add_rows         more data, at the same point
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.laplace.chosen_weights import ChosenWeights, flat_prior
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
-from caveat.engine.laplace.laplace_knobs import LaplaceKnobs
-from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.laplace.laplace_posterior import LaplacePrediction, LaplacePredictor, LaplaceState
 from caveat.engine.laplace.layer_gaussians import KroneckerPart, LayerCurvature
 from caveat.engine.laplace.memory import Structure, curvature_bytes, what_fits
-from caveat.engine.laplace.prior_precision import TunedGaussian
-from caveat.engine.laplace.sweep import Sweep, exact_columns
-from caveat.engine.run import Run
-from caveat.likelihoods import Hyper
+from caveat.engine.laplace.prior_precision import Precision, TunedGaussian
+from caveat.engine.laplace.sweep import Fisher, Sweep, exact_columns
+from caveat.engine.method import Method
+from caveat.engine.run import Run, StartsFrom
+from caveat.knobs import Count, Positive, Share, check_knobs
+from caveat.likelihoods import Categorical, Gaussian, Hyper, Likelihood
 from caveat.network import Layer, Network, Params
 from caveat.rows import Rows
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["add_rows", "check_laplace", "point_of", "structure_treatment", "sweep_at", "what_was_done"]
+__all__ = [
+    "Arithmetic",
+    "LaplaceKnobs",
+    "add_rows",
+    "check_laplace",
+    "point_of",
+    "structure_treatment",
+    "sweep_at",
+    "what_was_done",
+]
+
+Arithmetic = Literal["full", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceKnobs(Method):
+    """How the curvature is summed, how the prior precision is found, and how predictions are made."""
+
+    # The prior's: auto takes validation or, without validation rows, evidence; given is the task's own; scaled, that
+    # times the share of weights chosen; layers finds one a layer by evidence; or a number.
+    precision: Precision | Positive = "auto"
+    # By linearised draws, weight draws, in closed form (exact for Gaussian noise, probit for classes), by the Laplace
+    # bridge; auto is closed for Gaussian noise of one level and samples otherwise.
+    prediction: LaplacePrediction = "auto"
+    fisher: Fisher = "exact"  # mc: one random cotangent a row, cheaper by the number of outputs
+    arithmetic: Arithmetic = "full"  # of the curvature; bfloat16: passes in bfloat16, sums in float32
+    skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
+    n_draws: Count = 100  # of a prediction
+    starts_from: ClassVar[StartsFrom] = "trained"
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    @property
+    def default_draws(self) -> int:
+        """The number of draws that the knob asks for."""
+        return self.n_draws
+
+    @property
+    def tunes_precision(self) -> bool:
+        """Whether the prior precision is looked for, which takes a decomposition of the curvature."""
+        return isinstance(self.precision, str) and self.precision not in ("given", "scaled")
+
+    def memory(self, network: Network) -> int:
+        """A copy of the weights: what the curvature takes depends on the rows, and is looked at in `check`."""
+        return network.n_parameters * network.dtype.itemsize
+
+    def closed_form(self, likelihood: Likelihood) -> bool:
+        """Yes where it is asked for, or exact: a mixture of draws would be lumpy where the noise is small."""
+        return self.prediction == "closed" or (self.prediction == "auto" and isinstance(likelihood, Gaussian))
+
+    def predictor(self, state: State, network: Network) -> LaplacePredictor:
+        """Predictions of the linearised network."""
+        return LaplacePredictor(LaplaceState.of(state), network, self.prediction)
+
+    def check_against(self, task: Task, outputs: Tensor) -> None:
+        """Refuse knobs that this task, whose network has such outputs, cannot be given."""
+        network = task.network
+        kind = type(network.likelihood).__name__
+        if network.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"a Laplace approximation needs weights in float32 or float64, and these are {network.dtype}: use "
+                "module.float(), and arithmetic='bfloat16' for speed"
+            )
+        if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
+            raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
+        if self.prediction == "bridge" and outputs.ndim != 2:
+            raise ValueError("prediction='bridge' is for one target a row: use 'samples' or 'closed'")
+        if self.prediction == "closed" and kind == "Poisson":
+            raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
+        if self.precision == "validation" and task.validation is None:
+            raise ValueError(
+                "precision='validation' needs validation rows: give the task validation=0.1, or a loader; "
+                "or use precision='evidence'"
+            )
 
 
 def check_laplace(

@@ -7,7 +7,7 @@ from torch import nn
 import caveat
 from caveat.engine.laplace.chosen_weights import ChosenWeights
 from caveat.engine.laplace.gaussians import DenseGaussian
-from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.laplace.laplace_posterior import LaplaceState
 from caveat.storage import CorruptFile, State
 
 

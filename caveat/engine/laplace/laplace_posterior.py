@@ -1,11 +1,11 @@
-"""Predictions of a Laplace posterior, through the network's linearisation at the point.
+"""A Laplace posterior: what it keeps, and its predictions through the network's linearisation at the point.
 
 f(x, w) ~ f(x, w*) + J(x) (w - w*)   so that outputs are Gaussian:   N(f(x, w*), J P^-1 J^T)
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,17 +13,49 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, move, outside_inference_mode, slices
 from caveat.engine.cost import refuse_if_too_large
+from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.chosen_weights import ChosenWeights
-from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.laplace.gaussians import WeightGaussian
+from caveat.engine.laplace.layer_gaussians import restored
 from caveat.engine.predictors import Replicas, outputs_of_draws
 from caveat.engine.row_gradients import Jacobian, Plans, evenly
 from caveat.engine.torch_settings import differentiable_attention, jvp
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
+from caveat.storage import CorruptFile, State
 
-__all__ = ["LaplacePrediction", "LaplacePredictor", "bridge"]
+__all__ = ["LaplacePrediction", "LaplacePredictor", "LaplaceState", "bridge"]
 
 LaplacePrediction = Literal["auto", "samples", "weights", "closed", "bridge"]
+
+
+@dataclass(frozen=True)
+class LaplaceState:
+    """The state of Laplace, LastLayerLaplace and SubnetworkLaplace."""
+
+    params: Params  # the point, with buffers
+    hyper: Hyper
+    gaussian: Params  # what `WeightGaussian.tensors` stores
+    subnetwork: Params | None = None  # what `ChosenWeights.stored_entries` says
+
+    def tensors(self) -> State:
+        """As a posterior keeps it, by group and name."""
+        state: State = {"params": self.params, "hyper": self.hyper, "gaussian": self.gaussian}
+        return state if self.subnetwork is None else state | {"subnetwork": self.subnetwork}
+
+    @classmethod
+    def of(cls, state: State) -> "LaplaceState":
+        """The state that `tensors` made groups of."""
+        missing = {"params", "hyper", "gaussian"} - state.keys()
+        if missing or "prior" not in state["gaussian"]:
+            lacking = f"no group {sorted(missing)[0]!r}" if missing else "no prior precisions"
+            raise CorruptFile(f"this is not the state of a Laplace posterior: it has {lacking}")
+        return cls(state["params"], state["hyper"], state["gaussian"], state.get("subnetwork"))
+
+    def posterior(self, network: Network) -> tuple[ChosenWeights, WeightGaussian]:
+        """The weights that the posterior is over, and their Gaussian."""
+        chosen = ChosenWeights.stored(network, self.subnetwork)
+        return chosen, restored(self.gaussian, flat_places(chosen.network))
 
 
 class LaplacePredictor:
