@@ -103,11 +103,16 @@ class LogPosterior:
         flat = isinstance(x, Tensor) and (x.ndim == 2 or any(type(m) is nn.Flatten for m in network.module.children()))
         return network.device.type == "cpu" and flat and is_plain(network.module) and names == set(network.names)
 
+    @staticmethod
+    def is_softmax_at_labels(network: Network, rows: Rows) -> bool:
+        """Whether the likelihood is a plain softmax at labels, all of which count."""
+        likelihood = network.likelihood
+        plain = isinstance(likelihood, Categorical) and likelihood.class_weights is None and rows.in_memory
+        return plain and not bool((rows.targets() == cast(Categorical, likelihood).ignore_index).any())
+
     def use_perceptron(self, rows: Rows) -> None:
         """Compute gradients by the explicit formulas of `perceptron` from now on, instead of by autograd."""
-        likelihood = self.network.likelihood
-        if isinstance(likelihood, Categorical) and likelihood.class_weights is None and rows.in_memory:
-            self._labels_only = not bool((rows.targets() == likelihood.ignore_index).any())
+        self._labels_only = self.is_softmax_at_labels(self.network, rows)
         views = (self.coordinates.split(flat) for flat in (self._weights, self._gradient))
         self._perceptron = Perceptron(self._copy.module, *views)
 

@@ -8,6 +8,7 @@ beside others, on another rank or with another number of threads.
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from caveat.engine.chains.coordinates import Coordinates
+from caveat.engine.chains.fused_trajectory import FusedStack
+from caveat.engine.chains.hamiltonian import integrate
 from caveat.engine.chains.log_posterior import LogPosterior, RowPieces, vmap_takes
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
@@ -87,6 +90,13 @@ class ParallelChains:
                 for log_posterior in team:
                     log_posterior.use_perceptron(task.train)
         self._pool: ThreadPoolExecutor | None = None
+        self._fused = self._fused_stack(task) if plain and batched else None
+
+    def _fused_stack(self, task: Task) -> FusedStack | None:
+        """The native code for whole trajectories, where it serves: all rows here, in memory, with labels."""
+        rows, labels = self.pieces.part(), LogPosterior.is_softmax_at_labels(self.network, task.train)
+        here = self.parts == 1 and self.ranks.size == 1 and isinstance(rows, list)
+        return FusedStack.of(self.network.module, rows) if here and labels else None
 
     @property
     def small(self) -> bool:
@@ -153,6 +163,25 @@ class ParallelChains:
                 total += summand
         self.ranks.add(sums)
         return sums
+
+    def trajectory(
+        self,
+        log_posterior: LogPosterior,
+        position: Tensor,
+        momentum: Tensor,
+        first: Tensor,
+        step_size: float,
+        steps: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Position, momentum, and the first part's log likelihood and gradient at the end of so many leapfrog steps.
+
+        All of them [chains, P] but the log likelihood, [chains]; `first` is the gradient at the beginning.
+        """
+        if self._fused is not None and self._fused.serves(log_posterior.coordinates):
+            threads = max(1, self._threads // len(self.log_posteriors))
+            return self._fused.follow(log_posterior, position, momentum, first, step_size, steps, threads=threads)
+        gradient = partial(self.gradient, log_posterior)
+        return integrate(gradient, position, momentum, first, step_size, steps, self.parts)
 
     def densities(self, log_posterior: LogPosterior, position: Tensor) -> tuple[Tensor, Tensor]:
         """The log likelihood of all rows and the log prior at positions [chains, P], each [chains] in float64."""
