@@ -18,7 +18,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from caveat.engine.chains import (
+    BURN_IN_STEPS,
     LANGEVIN_STATS,
+    STEPS_A_DRAW,
     ChainState,
     Coordinates,
     DrawStore,
@@ -37,8 +39,6 @@ from caveat.task import Task
 
 __all__ = ["SGMCMC"]
 
-BURN_IN_STEPS = 2000  # at least, however few rows there are
-STEPS_A_DRAW = 20  # at least
 WHOLE = 1024  # rows up to which every step takes all of them, unless told otherwise
 
 
@@ -51,7 +51,7 @@ class SGMCMC(Method):
     thin: Count | None = None  # epochs from one draw to the next; None: 1, or as many as make 20 steps
     burn_in: NonNegativeInt | None = None  # epochs before the first draw; None: 100, or as many as make 2,000 steps
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
-    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # beta; 0 is SGLD
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.99  # beta; 0 is SGLD
     preconditioner: Literal["identity", "rmsprop"] = "identity"
     cycle: NonNegativeInt = 0  # epochs in which the step falls to 0; 0 keeps it as it is
     draws_a_cycle: Count = 1  # taken at the cycle's end

@@ -213,7 +213,7 @@ def test_without_data_the_prior_comes_back(prior: caveat.Prior) -> None:
 
 def test_a_cold_posterior_is_narrower() -> None:
     def spread(temperature: float) -> float:
-        method = SGMCMC(2, 60, 1, 40, 0.2, temperature=temperature)
+        method = SGMCMC(2, 60, 1, 40, 0.2, 0.9, temperature=temperature, batch_size=5)
         return float(fit(classes(), method).state["params"]["0.weight"].std(1).mean())
 
     cold, warm = spread(0.01), spread(1.0)

@@ -39,14 +39,16 @@ from caveat.engine.chains.langevin_chain import LangevinChain, LearnedNoise
 from caveat.engine.chains.langevin_sampler import LANGEVIN_STATS, EpochPlan, LangevinSampler
 from caveat.engine.chains.log_posterior import LogPosterior
 from caveat.engine.chains.parallel_chains import ParallelChains, random_stream, warn_of_what_chains_ignore
-from caveat.engine.chains.step_search import StepSearch
+from caveat.engine.chains.step_search import BURN_IN_STEPS, STEPS_A_DRAW, StepSearch
 
 __all__ = [
+    "BURN_IN_STEPS",
     "ESS_NOTHING",
     "HAMILTONIAN_STATS",
     "LANGEVIN_STATS",
     "RHAT_APART",
     "RHAT_THRESHOLD",
+    "STEPS_A_DRAW",
     "ChainState",
     "Convergence",
     "Coordinates",

@@ -17,7 +17,7 @@ from caveat.engine.chains.draw_store import DrawStore
 from caveat.engine.chains.langevin import LangevinDynamics
 from caveat.engine.chains.log_posterior import LogPosterior
 from caveat.engine.chains.parallel_chains import ParallelChains, random_stream
-from caveat.engine.chains.step_search import StepSearch, share_of_stable_step
+from caveat.engine.chains.step_search import StepSearch, share_of_stable_step, warnings_of_steps
 from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.run import Run
 from caveat.rows import Batch
@@ -26,7 +26,6 @@ from caveat.task import Task
 
 __all__ = ["LANGEVIN_STATS", "EpochPlan", "LangevinKnobs", "LangevinSampler"]
 
-TOO_STEEP = 0.5  # of the step at which chains run away: the variance is twice what it should be
 LANGEVIN_STATS = {"lp": torch.float64, "step_size": torch.float64}  # what is stored of each draw, and its type
 
 
@@ -260,12 +259,7 @@ class LangevinSampler:
 
         largest = float(self.chains.everyones(torch.cat(self.chains.each(share))).max())
         rates = (self.chains.everyones(self.search.step_size) * self.task.n).tolist()
-        if not largest <= TOO_STEEP:
-            what = "give a longer burn_in" if self.knobs.learning_rate is None else "lower learning_rate"
-            self.run.warnings.append(
-                f"steps are {largest:.2g} of those at which chains run away, so that the posterior is far too wide "
-                f"along its steepest direction: {what} (it is {max(rates):.2g} now)"
-            )
+        self.run.warnings.extend(warnings_of_steps(largest, max(rates), given=self.search.given is not None))
         return {"epochs": self.plan.epochs, "learning_rate": rates, "share_of_stable_step": largest}
 
 

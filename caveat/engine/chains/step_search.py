@@ -1,14 +1,16 @@
 """The step size that the curvature of a log density allows, found while chains burn in.
 
     H v ~ (g(theta) - g(theta + e v)) / e,   lambda = |H v|,   v <- H v / |H v|                      (power iteration)
-    eta lambda = min(0.1 * 2 (1 + beta), 0.5 * 2 (1 - beta) B / (N - B))
+    eta lambda = min(0.1 * 2 (1 + beta), 30 * 2 (1 - beta) B / (N - B))
 
 The first bound keeps a chain at a tenth of the step at which it would run away, where the variance along the steepest
-direction is 1.11 times what it should be. The second is for the noise of gradients from B of N rows, which is that of
-a temperature higher by about eta lambda (N - B) / (2 B (1 - beta)) along that direction. The curvature of regression
-has 1 / noise^2 in it, and learned noise falls by orders of magnitude while a chain burns in, so that the curvature is
-measured every few steps; what counts is the largest one of late. With the burn-in the search is over: draws are
-taken with one step size, since a step that goes on adapting to where the chain is would bias them.
+direction is 1.11 times what it should be. The second is for the noise of gradients from B of N rows. Were the rows of
+a batch drawn afresh, it would be that of a temperature higher by eta lambda (N - B) / (2 B (1 - beta)) along that
+direction and less along all others; since every row is seen once an epoch it is far less, and 30 was chosen by results
+(docs/methods/sgmcmc.md). The curvature of regression has 1 / noise^2 in it, and learned noise falls by orders of
+magnitude while a chain burns in, so that the curvature is measured every few steps; what counts is the largest one of
+late. With the burn-in the search is over: draws are taken with one step size, since a step that goes on adapting to
+where the chain is would bias them.
 """
 
 from collections.abc import Callable
@@ -18,17 +20,20 @@ from torch import Tensor
 
 from caveat.network import Params
 
-__all__ = ["StepSearch", "share_of_stable_step"]
+__all__ = ["BURN_IN_STEPS", "STEPS_A_DRAW", "StepSearch", "share_of_stable_step", "warnings_of_steps"]
 
 Gradient = Callable[[Tensor], Tensor]  # of a log density, [chains, P] at positions [chains, P]
 
+BURN_IN_STEPS = 2000  # at least, however few rows there are, unless a method is told how many epochs
+STEPS_A_DRAW = 20  # likewise
 STEEPNESS = 0.1  # the step, as a share of that at which a chain runs away
-BATCH_HEAT = 0.5  # by how much gradients from batches may heat the steepest direction, in units of the temperature
+BATCH_HEAT = 30.0  # by how much independent batches would heat the steepest direction at most, in units of T
 CURVATURE_ROWS = 512  # that a curvature is measured on, or a batch if that has more
 FIRST_ITERATIONS = 10  # of the power iteration, from a random direction; afterwards one is enough
 FORGETTING = 0.95  # by which an earlier, larger curvature counts less from one measurement to the next
 EVERY = 10  # steps from one measurement to the next, or a hundredth of the burn-in after its first steps
 OFTEN = 500  # steps in which measurements are that frequent
+TOO_STEEP = 0.5  # the share at which the variance along the steepest direction is twice what it should be
 REACH = 1e-3  # of a finite difference, in units of the position's length
 
 
@@ -83,6 +88,17 @@ def share_of_stable_step(
     direction = direction / direction.norm(dim=1, keepdim=True)
     curvature, _ = _steepest(gradient, position, direction, FIRST_ITERATIONS, mass)
     return step_size * curvature / (2 * (1 + momentum))
+
+
+def warnings_of_steps(share: float, learning_rate: float, given: bool) -> list[str]:
+    """What to say of steps that are such a share of those at which chains would run away."""
+    if share <= TOO_STEEP:
+        return []
+    advice = "lower learning_rate" if given else "give a longer burn_in"
+    return [
+        f"steps are {share:.2g} of those at which chains run away, so that the posterior is far too wide along its "
+        f"steepest direction: {advice} (the rate is {learning_rate:.2g})"
+    ]
 
 
 def _steepest(
