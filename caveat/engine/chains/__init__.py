@@ -30,7 +30,7 @@ from caveat.engine.chains.draw_store import DrawStore
 from caveat.engine.chains.hamiltonian_sampler import HAMILTONIAN_STATS, HamiltonianSampler
 from caveat.engine.chains.langevin import LangevinDynamics
 from caveat.engine.chains.langevin_chain import LangevinChain, LearnedNoise
-from caveat.engine.chains.log_posterior import LogPosterior
+from caveat.engine.chains.log_posterior import LogPosterior, PassSettings
 from caveat.engine.chains.parallel_chains import ParallelChains, random_stream, warn_of_what_chains_ignore
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "LearnedNoise",
     "LogPosterior",
     "ParallelChains",
+    "PassSettings",
     "RhatNull",
     "convergence",
     "e_bfmi",

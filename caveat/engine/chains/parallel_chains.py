@@ -8,17 +8,26 @@ beside others, on another rank or with another number of threads.
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from caveat.engine.captured_steps import CaptureError, captured
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.log_posterior import LogPosterior, RowPieces, vmap_takes
+from caveat.engine.chains.log_posterior import (
+    LogPosterior,
+    PassSettings,
+    RowPieces,
+    log_likelihood_of,
+    vmap_takes,
+)
 from caveat.engine.distributed import Ranks
 from caveat.engine.run import Run
 from caveat.engine.training import has_batchnorm
+from caveat.rows import Batch
 from caveat.task import Task
 
 __all__ = ["ParallelChains", "random_stream", "warn_of_what_chains_ignore"]
@@ -64,21 +73,25 @@ class ParallelChains:
         temperature: float = 1.0,
         parts: int = 1,
         batched: bool = True,
+        settings: PassSettings | None = None,
     ) -> None:
+        self._settings = settings or PassSettings()
         self.count, self.run, self.parts, self.network = count, run, parts, task.network.to(run.device)
         divided = count % run.ranks.size == 0
         self.ranks = Ranks() if divided else run.ranks  # those that divide the rows
         self.mine = run.ranks.mine(range(count)) if divided else [*range(count)]  # the chains of this process
         self.pieces = RowPieces(task.train, self.network, parts, self.ranks)
         self._threads = torch.get_num_threads()
-        plain = LogPosterior.can_use_perceptron(self.network, task.train)
+        plain = self._settings.plain and LogPosterior.can_use_perceptron(self.network, task.train)
         groups = self._groups(plain) if batched else [slice(i, i + 1) for i in range(len(self.mine))]
         # Which of this process's chains each log posterior serves, and its helpers, which take a share of the rows.
         self.log_posteriors: list[tuple[slice, LogPosterior]] = []
         self._helpers: dict[LogPosterior, list[LogPosterior]] = {}
+        on_gpu = self.network.device.type == "cuda"
+        function = log_likelihood_of(self.network, self._settings) if on_gpu or not self._settings.plain else None
         for which in groups:
             team = [
-                LogPosterior(self.network, coordinates, which.stop - which.start, task.hyper, temperature)
+                LogPosterior(self.network, coordinates, which.stop - which.start, task.hyper, temperature, function)
                 for _ in range(max(1, self._threads // len(groups)) if plain and not self.small else 1)
             ]
             self.log_posteriors.append((which, team[0]))
@@ -87,6 +100,8 @@ class ParallelChains:
                 for log_posterior in team:
                     log_posterior.use_perceptron(task.train)
         self._pool: ThreadPoolExecutor | None = None
+        self._captures = on_gpu and self.ranks.size == 1
+        self._captured: dict[tuple[LogPosterior, int], Callable[[Tensor], tuple[Tensor, ...]]] = {}
 
     @property
     def small(self) -> bool:
@@ -97,18 +112,24 @@ class ParallelChains:
         """Which of this process's chains share a log posterior.
 
         Plain stacks on a CPU make as many groups as there are threads. Other networks have one chain a group on a CPU,
-        where that is as fast, and all chains in one group on a GPU if torch.vmap can do that.
+        where that is as fast, and all chains in one group on a GPU if torch.vmap can do that and does it well: it makes
+        grouped convolutions of convolutions, which take five times as long.
         """
         count = len(self.mine)
         if plain:
             at_once = -(-count // self._threads)
-        elif self.network.device.type == "cpu" or count == 1:
+        elif self.network.device.type == "cpu" or count == 1 or not self._settings.plain or self._convolves():
             at_once = 1
         else:
             at_once = count if vmap_takes(self.network, next(iter(self.pieces.part()))[0]) else 1
         return [slice(i, min(i + at_once, count)) for i in range(0, count, at_once)]
 
+    def _convolves(self) -> bool:
+        return any(isinstance(module, nn.modules.conv._ConvNd) for module in self.network.module.modules())
+
     def __enter__(self) -> "ParallelChains":
+        if not self._settings.plain:
+            return self  # chains share one pass, so they take turns
         teams = any(self._helpers.values())
         workers = self._threads if teams else min(len(self.log_posteriors), self._threads)
         threads = 1 if self.small or teams else max(1, self._threads // workers)
@@ -124,6 +145,7 @@ class ParallelChains:
 
     def use(self, coordinates: Coordinates) -> None:
         """Go on in other coordinates."""
+        self._captured.clear()
         for leader, helpers in self._helpers.items():
             for log_posterior in (leader, *helpers):
                 log_posterior.coordinates = coordinates
@@ -140,6 +162,8 @@ class ParallelChains:
         Positions and gradients are [chains, P].
         """
         share, rows = 1 / (self.parts * self.ranks.size), self.pieces.part(part)
+        if self._captures and isinstance(rows, list):
+            return self._captured_gradient(log_posterior, position, part, rows, share)
         helpers = self._helpers[log_posterior] if self._pool is not None and isinstance(rows, list) else []
         count = 1 + len(helpers)
         others = [
@@ -153,6 +177,22 @@ class ParallelChains:
                 total += summand
         self.ranks.add(sums)
         return sums
+
+    def _captured_gradient(
+        self, log_posterior: LogPosterior, position: Tensor, part: int, rows: list[Batch], share: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same as `gradient`, recorded at the first call and replayed afterwards."""
+        key = log_posterior, part
+        try:
+            if key not in self._captured:
+                gradient = partial(log_posterior.gradient, rows=rows, prior_weight=share)
+                self._captured[key] = captured(gradient, position)
+        except CaptureError as error:
+            self._captures = False
+            self.run.warnings.append(f"{error}: gradients are made operation by operation")
+            return log_posterior.gradient(position, rows, prior_weight=share)
+        total, summed = self._captured[key](position)
+        return total, summed
 
     def densities(self, log_posterior: LogPosterior, position: Tensor) -> tuple[Tensor, Tensor]:
         """The log likelihood of all rows and the log prior at positions [chains, P], each [chains] in float64."""

@@ -207,7 +207,7 @@ class Loop:
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
             of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
-                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+                self._set_rate(self.rate_of(step))
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
@@ -231,16 +231,9 @@ class Loop:
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
         x, y = batch
-        if self.channels_last:
-            x = map_tensors(_channels_last, x)
         part = BatchPart.of_rank(parts, self.run.ranks.rank)
-        if self.training_flops is None:
-            weights = self.variables.weights  # only those of the network itself: a method may train others
-            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
-            self.training_flops = 3 * forward_flops(self.network, known, x) / len(y)
-        bfloat16 = self.training.precision == "bfloat16"
-        with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
-            value, outputs = self._loss(x, y, part, rng)
+        self.measure_flops(x, len(y))
+        value, outputs = self.loss_of(batch, part, rng)
         value.backward()
         now = time.monotonic()
         if self.run.device.type == "cpu" or now - self.checked_at > 1:  # reading a number waits for the device
@@ -253,9 +246,22 @@ class Loop:
             )
         return value.detach().double()
 
-    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def measure_flops(self, x: Inputs, rows: int) -> None:
+        """Find what a row costs, forward and backward, unless it is known."""
+        if self.training_flops is None:
+            weights = self.variables.weights  # only those of the network itself: a method may train others
+            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
+            self.training_flops = 3 * forward_flops(self.network, known, x) / rows
+
+    def loss_of(self, batch: Batch, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The loss of a part of a batch, [], in the precision and memory format of the knobs, and its outputs."""
+        x, y = batch
+        if self.channels_last:
+            x = map_tensors(_channels_last, x)
+        bfloat16 = self.training.precision == "bfloat16"
         try:
-            return self.loss(x, y, part, rng)
+            with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
+                return self.loss(x, y, part, rng)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -281,10 +287,14 @@ class Loop:
         states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
         return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
 
-    def _set_rate(self, progress: float) -> None:
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a step of this epoch, as a share of its highest."""
+        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+
+    def _set_rate(self, share: float) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["highest"] * self.training.rate(progress)
+                group["lr"] = group["highest"] * share
 
     def _check_finite(self, loss: float, x: Inputs) -> None:
         if math.isfinite(loss):
