@@ -173,7 +173,7 @@ class LogPosterior:
         return leaves
 
     def _stacked(self) -> Params:
-        """Views of the flat weights by name, with gradients that are views of the flat one; several are [chains, ...]."""
+        """Views of the flat weights by name, with gradients that are views of the flat one; of several [chains, ...]."""
         flats = (self._weights, self._gradient) if self.chains > 1 else (self._weights[0], self._gradient[0])
         values, gradients = (self.coordinates.split(flat) for flat in flats)
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
