@@ -29,15 +29,15 @@ GAIN = 1.05  # by which more lanes must be faster
 
 @dataclass(frozen=True)
 class Lane:
-    """What is stepped: `step(batch, number)` moves the tensors `changed` in place, with random numbers of `rng`.
+    """What is stepped: `step(batch, number)` moves the tensors `changed` in place, with random numbers of `generators`.
 
-    A step never waits for the GPU, and its tensors have the same shapes every time. The number, [], is one that changes
-    from step to step, such as the step size.
+    A step never waits for the GPU, and its tensors have the same shapes every time. The number, [] in float64, is one
+    that changes from step to step, such as the step size.
     """
 
     step: Callable[[Batch, Tensor], None]
     changed: Sequence[Tensor]
-    rng: torch.Generator
+    generators: Sequence[torch.Generator]
 
 
 class CaptureError(RuntimeError):
@@ -102,18 +102,24 @@ class CapturedSteps:
 
         Raises CaptureError, with nothing moved, where a step cannot be recorded.
         """
+        runs = [list(same) for _, same in groupby(batches, lambda batch: batch.shape[1])]
+        for same in runs:
+            self._record(same[0].shape[1], len(same))
         first = 0
-        for size, same in groupby(batches, lambda batch: batch.shape[1]):
-            order = torch.stack(list(same), 1)
-            steps = order.shape[1]
-            recording = self._recordings.get(size)
-            if recording is None or recording.capacity < steps:
-                recording = self._recordings[size] = _Recording(self._rows, self._lanes, size, steps)
-            recording.begin(order, numbers[:, first : first + steps])
-            if not self.side_by_side:
-                self.side_by_side = recording.lanes_that_pay()
-            recording.run(steps, self.side_by_side)
-            first += steps
+        for same in runs:
+            recording = self._recordings[same[0].shape[1]]
+            recording.run(torch.stack(same, 1), numbers[:, first : first + len(same)])
+            first += len(same)
+
+    def _record(self, size: int, steps: int) -> None:
+        """Have graphs for so many steps with batches of a size."""
+        known = self._recordings.get(size)
+        if known is not None and known.capacity >= steps:
+            return
+        recording = _Recording(self._rows, self._lanes, size, steps)
+        self.side_by_side = self.side_by_side or recording.lanes_that_pay()
+        recording.record(self.side_by_side)
+        self._recordings[size] = recording
 
 
 class _Recording:
@@ -123,24 +129,23 @@ class _Recording:
         device = rows.indices.device
         self._rows, self._lanes, self.capacity = rows, lanes, capacity
         self._order = torch.zeros(len(lanes), capacity, batch_size, dtype=torch.long, device=device)
-        self._numbers = torch.zeros(len(lanes), capacity, device=device)
+        self._numbers = torch.zeros(len(lanes), capacity, dtype=torch.float64, device=device)
         self._place = torch.zeros(len(lanes), 1, dtype=torch.long, device=device)  # the next step of each lane
         self._streams = [torch.cuda.Stream(device) for _ in lanes]
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
-    def begin(self, order: Tensor, numbers: Tensor) -> None:
-        """Take the rows of the next steps, [lanes, steps, B], and their numbers, [lanes, steps]."""
+    def record(self, side_by_side: int) -> None:
+        """Record graphs of so many lanes each."""
+        count = len(self._lanes)
+        groups = [range(i, min(i + side_by_side, count)) for i in range(0, count, side_by_side)]
+        self._graphs = [self._recorded(group) for group in groups]
+
+    def run(self, order: Tensor, numbers: Tensor) -> None:
+        """Step every lane through its rows, [lanes, steps, B], with a number each, [lanes, steps]."""
         steps = order.shape[1]
         self._order[:, :steps] = order.to(self._order.device)
         self._numbers[:, :steps] = numbers.to(self._numbers)
         self._place.zero_()
-
-    def run(self, steps: int, side_by_side: int) -> None:
-        """Make so many steps in every lane."""
-        count = len(self._lanes)
-        if not self._graphs:
-            groups = [range(i, min(i + side_by_side, count)) for i in range(0, count, side_by_side)]
-            self._graphs = [self._recorded(group) for group in groups]
         for graph in self._graphs:
             for _ in range(steps):
                 graph.replay()
@@ -190,7 +195,8 @@ class _Recording:
             raise
         graph = torch.cuda.CUDAGraph()
         for i in which:
-            graph.register_generator_state(self._lanes[i].rng)
+            for generator in self._lanes[i].generators:
+                graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             self._step(which)
         torch.cuda.synchronize()
@@ -210,15 +216,18 @@ class _Recording:
         for i in which:
             here.wait_stream(self._streams[i])
 
-    def _kept(self, which: range) -> list[tuple[list[Tensor], Tensor]]:
-        return [
-            ([t.detach().clone() for t in (*self._lanes[i].changed, self._place[i])], self._lanes[i].rng.get_state())
-            for i in which
-        ]
+    def _kept(self, which: range) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of what these lanes change, and the states of their generators."""
+        lanes = self._lanes[which.start : which.stop]
+        values = [tensor.detach().clone() for lane in lanes for tensor in lane.changed]
+        return values, [generator.get_state() for lane in lanes for generator in lane.generators]
 
     @torch.no_grad()
-    def _put_back(self, which: range, before: list[tuple[list[Tensor], Tensor]]) -> None:
-        for i, (values, state) in zip(which, before, strict=True):
-            for tensor, value in zip((*self._lanes[i].changed, self._place[i]), values, strict=True):
-                tensor.copy_(value)
-            self._lanes[i].rng.set_state(state)
+    def _put_back(self, which: range, kept: tuple[list[Tensor], list[Tensor]]) -> None:
+        lanes = self._lanes[which.start : which.stop]
+        changed = [tensor for lane in lanes for tensor in lane.changed]
+        generators = [generator for lane in lanes for generator in lane.generators]
+        for tensor, value in zip(changed, kept[0], strict=True):
+            tensor.copy_(value)
+        for generator, state in zip(generators, kept[1], strict=True):
+            generator.set_state(state)

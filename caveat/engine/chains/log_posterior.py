@@ -52,8 +52,11 @@ class PassSettings:
 LogLikelihood = Callable[[Params, Hyper, Inputs, Tensor], Tensor]  # of the weights, [] in float64
 
 
-def log_likelihood_of(network: Network, settings: PassSettings) -> LogLikelihood:
-    """The log likelihood of a piece of the rows as a function of the weights (with the noise, where it is inferred)."""
+def log_likelihood_of(network: Network, settings: PassSettings, rows: int) -> LogLikelihood:
+    """The log likelihood of a piece of the rows as a function of the weights (with the noise, where it is inferred).
+
+    What is compiled is the pass of so many rows that a gradient goes back through; others are too rare to wait for.
+    """
     bfloat16 = settings.precision == "bfloat16"
     device = network.device.type
 
@@ -66,7 +69,15 @@ def log_likelihood_of(network: Network, settings: PassSettings) -> LogLikelihood
         noise = {"log_noise": params["hyper/log_noise"]} if "hyper/log_noise" in params else {}
         return network.likelihood.log_prob(outputs, y, hyper | noise).sum(dtype=torch.float64)
 
-    return torch.compile(log_likelihood, dynamic=False) if settings.compile else log_likelihood
+    if not settings.compile:
+        return log_likelihood
+    compiled = torch.compile(log_likelihood, dynamic=False)
+
+    def fast(params: Params, hyper: Hyper, x: Inputs, y: Tensor) -> Tensor:
+        often = torch.is_grad_enabled() and len(y) == rows
+        return compiled(params, hyper, x, y) if often else log_likelihood(params, hyper, x, y)
+
+    return fast
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -96,6 +107,7 @@ class RowPieces:
         size = max(1, min(len(rows), room // max(left, 1)))
         if 16 < size < len(rows):
             size -= size % 16  # whole vectors of a processor: 295 rows took a tenth longer than 288
+        self.size = size  # rows of a piece
         shares = [ranks.part(part) for part in order.tensor_split(parts)]
         self._order = [share.split(size) if len(share) else () for share in shares]
         needed = len(rows) // ranks.size * sum(t.nbytes for t in tensors(x)) // few
@@ -173,7 +185,7 @@ class LogPosterior:
         return leaves
 
     def _stacked(self) -> Params:
-        """Views of the flat weights by name, with gradients that are views of the flat one; of several [chains, ...]."""
+        """Views of the flat weights by name, [...] or [chains, ...], with gradients that are views of the flat one."""
         flats = (self._weights, self._gradient) if self.chains > 1 else (self._weights[0], self._gradient[0])
         values, gradients = (self.coordinates.split(flat) for flat in flats)
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}

@@ -42,14 +42,24 @@ def random_stream(seed: int, *of: object, device: torch.device | str = "cpu") ->
     return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
 
 
-def warn_of_what_chains_ignore(task: Task, run: Run) -> None:
-    """Warn of what a task asks for and chains do not do: BatchNorm statistics of each draw, and augmentation."""
+def warn_of_what_chains_ignore(task: Task, run: Run, *, augments: bool = False) -> None:
+    """Warn of what a task asks for and chains do not do: BatchNorm statistics of each draw, and augmentation.
+
+    With `augments` it is done, and said to be.
+    """
     if has_batchnorm(task.network):
         run.warnings.append(
             "BatchNorm layers keep the statistics that the module came with, for every draw: a network with filter "
             "response normalisation (caveat.models.resnet20_frn) has none to keep"
         )
-    if task.augment is not None:
+    if augments and task.augment is None:
+        raise ValueError("augment=True has nothing to augment with: give the task augment=")
+    if augments:
+        run.warnings.append(
+            "rows are augmented in every step: what chains then draw from is the posterior of no likelihood, and is "
+            "wider than that of the rows as they are; log densities are those of the rows as they are"
+        )
+    elif task.augment is not None:
         run.warnings.append(
             "the task's augment= is not used: augmented rows have no likelihood that chains could draw from"
         )
@@ -60,7 +70,8 @@ class ParallelChains:
 
     If every rank can have as many chains as the others, the ranks divide the chains; otherwise they divide the rows,
     and each rank moves all chains by sums over its rows that are added up over the ranks. Rows may come in several
-    `parts`. Chains that are not `batched` see different rows at a time, so each has a log posterior of its own.
+    `parts`. Chains that are not `batched` see different rows at a time, so each has a log posterior of its own. The
+    `settings` of a pass hold for `rows_of_step` rows at a time, or for the pieces in which all rows are seen.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class ParallelChains:
         parts: int = 1,
         batched: bool = True,
         settings: PassSettings | None = None,
+        rows_of_step: int | None = None,
     ) -> None:
         self._settings = settings or PassSettings()
         self.count, self.run, self.parts, self.network = count, run, parts, task.network.to(run.device)
@@ -88,7 +100,9 @@ class ParallelChains:
         self.log_posteriors: list[tuple[slice, LogPosterior]] = []
         self._helpers: dict[LogPosterior, list[LogPosterior]] = {}
         on_gpu = self.network.device.type == "cuda"
-        function = log_likelihood_of(self.network, self._settings) if on_gpu or not self._settings.plain else None
+        function = None
+        if on_gpu or not self._settings.plain:
+            function = log_likelihood_of(self.network, self._settings, rows_of_step or self.pieces.size)
         for which in groups:
             team = [
                 LogPosterior(self.network, coordinates, which.stop - which.start, task.hyper, temperature, function)

@@ -98,7 +98,7 @@ def _lane(loop: Loop, rng: torch.Generator, total: Tensor) -> Lane:
         total.add_(value.detach())
 
     values = [tensor for group in loop.variables.groups().values() for tensor in group.values()]
-    return Lane(step, [*values, *moments, total], rng)
+    return Lane(step, [*values, *moments, total], [rng])
 
 
 def _capturable(loop: Loop) -> list[Tensor]:
