@@ -21,6 +21,7 @@ from caveat.engine.forward_probe import differs_from
 from caveat.engine.method import Method
 from caveat.engine.predictors import Predictor, Replicas
 from caveat.engine.run import Info, Run
+from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
 from caveat.network import Network, Params, unwrapped, without_autocast
@@ -32,7 +33,6 @@ from caveat.storage import (
     State,
     decode,
     encode,
-    new_folder,
     read_json,
     read_state,
     write_json,
@@ -178,28 +178,33 @@ class Posterior:
                 f"{folder} exists and is not a posterior, so it is not replaced: choose another folder"
             )
         with new_folder(folder, overwrite) as place:
-            tensors: Params = {}
-            described = {
-                "method": encode(self.method, tensors, "method"),
-                "likelihood": encode(self.network.likelihood, tensors, "likelihood"),
-                "prior": encode(self.network.prior, tensors, "prior"),
-            }
-            # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
-            groups = {f"state.{g}": t for g, t in self.state.items()} | {
-                "fixed": self.network.fixed(),
-                "described": tensors,
-            }
-            digest = write_state(place / "state.safetensors", groups)
-            content = described | {
-                "format": FORMAT,
-                "names": list(self.network.names),
-                "fingerprint": self.network.fingerprint(),
-                "digest": digest,
-                "info": dataclasses.asdict(self.info),
-                "note": note or {},
-            }
-            write_json(place / "posterior.json", content)
+            self.write(place, note)
         return Path(folder)
+
+    def write(self, place: Path, note: dict[str, Any] | None = None) -> str:
+        """Write the posterior into a folder that is empty; returns the digest of its tensors."""
+        tensors: Params = {}
+        described = {
+            "method": encode(self.method, tensors, "method"),
+            "likelihood": encode(self.network.likelihood, tensors, "likelihood"),
+            "prior": encode(self.network.prior, tensors, "prior"),
+        }
+        # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
+        groups = {f"state.{g}": t for g, t in self.state.items()} | {
+            "fixed": self.network.fixed(),
+            "described": tensors,
+        }
+        digest = write_state(place / "state.safetensors", groups)
+        content = described | {
+            "format": FORMAT,
+            "names": list(self.network.names),
+            "fingerprint": self.network.fingerprint(),
+            "digest": digest,
+            "info": dataclasses.asdict(self.info),
+            "note": note or {},
+        }
+        write_json(place / "posterior.json", content)
+        return digest
 
     @torch.inference_mode(False)  # tensors made in it could not be differentiated later
     def to(self, device: torch.device | str) -> "Posterior":

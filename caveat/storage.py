@@ -9,12 +9,9 @@ import functools
 import hashlib
 import json
 import re
-import shutil
 import signal
-import tempfile
 import threading
 import types
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from caveat.files import umask, whole_file
+from caveat.files import whole_file
 
 __all__ = [
     "FORMAT",
@@ -35,7 +32,7 @@ __all__ = [
     "decode",
     "digest_of",
     "encode",
-    "new_folder",
+    "read_arrays",
     "read_json",
     "read_state",
     "settings_digest",
@@ -66,38 +63,6 @@ _SAMPLED_ABOVE = 256 * 2**20  # larger files are checked by 256 blocks of 1 MiB 
 
 class CorruptFile(ValueError):  # noqa: N818 - the name says what is wrong
     """A file that is cut, edited, of another format version, or not what it should be."""
-
-
-@contextmanager
-def new_folder(path: str | Path, overwrite: bool = False) -> typing.Iterator[Path]:
-    """A folder that appears at `path` only when the block ends well; an existing one is refused or replaced whole."""
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: choose another folder, or pass overwrite=True to replace it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        temporary.chmod(0o777 & ~umask())
-        yield temporary
-        if path.exists():
-            _replace_folder(path, temporary)
-        else:
-            temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _replace_folder(path: Path, new: Path) -> None:
-    """Put a new folder in the place of an old one, which comes back when that fails."""
-    retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-    path.rename(retired / path.name)
-    try:
-        new.rename(path)
-    except OSError:
-        (retired / path.name).rename(path)
-        raise
-    finally:
-        shutil.rmtree(retired)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -159,6 +124,23 @@ def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
     """Write named arrays as a compressed npz file."""
     with whole_file(path) as temporary, temporary.open("wb") as file:
         numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_arrays(path: Path, needed: Iterable[str] = (), *, skip: Iterable[str] = ()) -> dict[str, numpy.ndarray]:
+    """Read the arrays of an npz file, but for those to skip; one that is missing, cut or damaged is refused by name."""
+    if not path.is_file():
+        raise CorruptFile(f"{path} is missing")
+    try:
+        with path.open("rb") as raw, numpy.load(raw, allow_pickle=False) as file:
+            arrays = {
+                name: file[name] for name in file.files if name not in skip
+            }  # read whole, so that sums are checked
+    except Exception as error:  # numpy, zipfile, zlib and the parser of headers have an error each for what is broken
+        raise CorruptFile(f"{path} is cut or damaged ({type(error).__name__}: {error})") from error
+    missing = [name for name in needed if name not in arrays]
+    if missing:
+        raise CorruptFile(f"{path} holds no array {', '.join(missing)}, only {', '.join(arrays) or 'nothing'}")
+    return arrays
 
 
 @contextmanager

@@ -7,7 +7,6 @@ method, network, data and seed it belongs to, and refuses any other.
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,13 @@ import torch
 from tqdm import tqdm
 
 from caveat.engine.distributed import Ranks
+from caveat.files import remove_folder
 from caveat.network import Layer, Network
 from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
 
-__all__ = ["Info", "Run", "StartsFrom"]
+__all__ = ["Info", "Run", "StartsFrom", "digest_of_finished"]
+
+_FINISHED = "finished.json"
 
 # "trained" refuses a network that has learned nothing, "scratch" trains the weights it is given, "fresh" draws its own.
 StartsFrom = Literal["trained", "scratch", "fresh"]
@@ -198,10 +200,18 @@ class Run:
             self._seconds_before = max(self._seconds_before, entry["costs"]["seconds"])
         return read_state(self.folder / entry["file"], entry["digest"]), entry["note"]
 
+    def finish(self, digest: str) -> None:
+        """Note which posterior the folder's content is about to become, by the digest of its tensors.
+
+        Whoever finds the folder beside that posterior knows that the process was killed before it could remove it.
+        """
+        if self.folder is not None:
+            write_json(self.folder / _FINISHED, {"format": FORMAT, "digest": digest})
+
     def discard(self) -> None:
         """Remove the folder, once its content has become a posterior."""
         if self.folder is not None:
-            shutil.rmtree(self.folder)
+            remove_folder(self.folder)
 
     def info(
         self,
@@ -221,6 +231,11 @@ class Run:
             for layer in network.layers()
         ]
         return Info(coverage, diagnostics or {}, list(self.warnings))
+
+
+def digest_of_finished(folder: Path) -> str | None:
+    """The digest of the posterior that a run's folder was about to become; None for a run that had not come so far."""
+    return read_json(folder / _FINISHED).get("digest") if (folder / _FINISHED).exists() else None
 
 
 def _told(different: list[str]) -> str:

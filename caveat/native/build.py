@@ -78,7 +78,7 @@ def built(command: str, folder: Path) -> Path:
         return path
     for flags in CHOICES:
         try:
-            with whole_file(path) as temporary:
+            with whole_file(path, tidy=False) as temporary:
                 done = output(command, *flags, *map(str, SOURCES), "-o", str(temporary))
                 if done.returncode:
                     raise BuildError(f"{command} failed: {done.stderr.strip()[-500:]}")
