@@ -40,6 +40,7 @@ __all__ = [
     "total_steps",
 ]
 
+OptimizerOf = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]  # of groups with "highest" and "weight_decay"
 Moments = Callable[[Tensor], list[Tensor]]  # the optimiser's moments of a tensor, each shaped as the tensor
 
 
@@ -154,6 +155,7 @@ class Loop:
         after_epoch: Callable[[int], None] | None = None,
         after_step: Callable[[Moments], None] | None = None,
         training_flops: float | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
         if training.patience and validate is None:
             raise ValueError(
@@ -162,7 +164,7 @@ class Loop:
             )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run = training, run
-        self.optimizers = _optimizers(variables, training, decay, run)
+        self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
@@ -399,10 +401,21 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _optimizers(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run, of_weights: OptimizerOf | None
 ) -> list[torch.optim.Optimizer]:
-    """The optimiser of the weights and, where there are scales, one for these."""
-    optimizers = [_optimizer(variables, training, decay, run)]
+    """The optimiser of the weights and, where they have one of their own or there are scales, others for the rest."""
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, tensor in variables.weights.items():
+        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
+    rate = training.learning_rate
+    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
+    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
+    # The loss has unit curvature in log noise, so its rate does not depend on the network's.
+    noise = [{"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0}] if learned else []
+    if of_weights is None:
+        optimizers = [_optimizer([*groups, *noise], training, decay, run)]
+    else:
+        optimizers = [of_weights(groups), *([torch.optim.Adam(noise, 1e-2, fused=_fused(run))] if noise else [])]
     if variables.scales:
         scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
         optimizers.append(torch.optim.Adam(scales, variables.scale_rate, fused=_fused(run)))
@@ -410,16 +423,9 @@ def _optimizers(
 
 
 def _optimizer(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    groups: list[dict[str, Any]], training: Training, decay: dict[str, float] | None, run: Run
 ) -> torch.optim.Optimizer:
     rate = training.learning_rate
-    by_decay: dict[float, list[Tensor]] = {}
-    for name, tensor in variables.weights.items():
-        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
-    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
-    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
-    if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
-        groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
     if training.optimizer == "sgd":
         nesterov = training.momentum > 0
         return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))

@@ -10,7 +10,7 @@ from caveat.batches import Inputs
 from caveat.engine.captured_steps import CaptureError
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
-from caveat.engine.training.loop import BatchPart, Loop, Variables, run_loop
+from caveat.engine.training.loop import BatchPart, Loop, OptimizerOf, Variables, run_loop
 from caveat.engine.training.side_by_side import run_loops_together
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
@@ -97,7 +97,9 @@ class PointTraining:
         forward: Forward | None = None,
         after_epoch: Callable[[int, Variables], None] | None = None,
         extra: Params | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
+        """`optimizer` makes the optimiser of the weights, in the place of the one that the knobs name."""
         self.task, self.network, self.run = task, network, run
         trainee = network.with_fixed(start["params"])
         variables = _variables(trainee, start, run, extra)
@@ -139,6 +141,7 @@ class PointTraining:
             decay=decay,
             validate=None if task.validation is None else validation_loss,
             after_epoch=after,
+            optimizer=optimizer,
         )
 
     def point(self) -> Point:
