@@ -50,9 +50,7 @@ class AEB(Method):
     dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
     spike: Positive = 0.02  # v0: the scale of excluded weights, in units of sigma
     slab: Positive = 1.0  # v1: the variance of included weights, in units of sigma^2
-    burn_in: NonNegativeInt | None = (
-        None  # epochs in which weights are removed; None: 100, or 2,000 steps if more
-    )
+    burn_in: NonNegativeInt | None = None  # epochs in which weights are removed; None: 100, or 2,000 steps if more
     length: Count = 20  # draws
     thin: Count | None = None  # epochs from one draw to the next; None: 2, or 20 steps if that is more
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in

@@ -27,6 +27,7 @@ from caveat.engine.chains import (
     EpochPlan,
     LangevinSampler,
     ParallelChains,
+    PassSettings,
     check_chains,
     warn_of_what_chains_ignore,
 )
@@ -57,11 +58,17 @@ class SGMCMC(Method):
     draws_a_cycle: Count = 1  # taken at the cycle's end
     temperature: Positive = 1.0  # below 1: a cold posterior
     batch_size: Count | None = None  # rows of a step; None: the loader's, or all where there are at most 1,024
+    augment: bool = False  # as the task says; augmented rows are no data that a likelihood could be of
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass; weights stay as they are
+    channels_last: bool = False  # memory format of images and filters, faster on a GPU
+    compile: bool = False  # let torch.compile fuse the forward and backward pass
     starts_from: ClassVar[StartsFrom] = "fresh"
     quick: ClassVar["SGMCMC"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        if self.augment and self.batch_size is None:
+            raise ValueError("SGMCMC(augment=True) augments batches: give batch_size, below the number of rows")
         if self.preconditioner == "rmsprop" and self.burn_in == 0:
             raise ValueError("SGMCMC(burn_in=0) leaves no epochs in which preconditioner='rmsprop' could be found")
         if not self.cycle and self.draws_a_cycle > 1:
@@ -96,11 +103,20 @@ class SGMCMC(Method):
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Run every chain from fresh weights, one epoch after the other."""
         network = task.network.to(run.device)
-        warn_of_what_chains_ignore(task, run)
+        warn_of_what_chains_ignore(task, run, augments=self.augment)
         coordinates = Coordinates.of(network, task.hyper, whitened=False)
         store = DrawStore(run, network.dtype, coordinates, (self.chains, self.length), LANGEVIN_STATS)
         plan = self.plan(task.n, task.train.batch_size)
-        with ParallelChains(task, run, self.chains, coordinates, batched=plan.steps == 1) as chains:
+        settings = PassSettings(self.precision, self.channels_last, self.compile)
+        with ParallelChains(
+            task,
+            run,
+            self.chains,
+            coordinates,
+            batched=plan.steps == 1,
+            settings=settings,
+            rows_of_step=plan.batch if plan.steps > 1 else None,
+        ) as chains:
             sampler = LangevinSampler(self, plan, task, chains, store, run)
             sampler.run_all()
             run.ranks.wait()  # the first rank writes the last draw

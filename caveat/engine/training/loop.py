@@ -40,6 +40,7 @@ __all__ = [
     "total_steps",
 ]
 
+OptimizerOf = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]  # of groups with "highest" and "weight_decay"
 Moments = Callable[[Tensor], list[Tensor]]  # the optimiser's moments of a tensor, each shaped as the tensor
 
 
@@ -154,6 +155,7 @@ class Loop:
         after_epoch: Callable[[int], None] | None = None,
         after_step: Callable[[Moments], None] | None = None,
         training_flops: float | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
         if training.patience and validate is None:
             raise ValueError(
@@ -162,7 +164,7 @@ class Loop:
             )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run = training, run
-        self.optimizers = _optimizers(variables, training, decay, run)
+        self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
@@ -207,7 +209,7 @@ class Loop:
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
             of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
-                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+                self._set_rate(self.rate_of(step))
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
@@ -231,16 +233,9 @@ class Loop:
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
         x, y = batch
-        if self.channels_last:
-            x = map_tensors(_channels_last, x)
         part = BatchPart.of_rank(parts, self.run.ranks.rank)
-        if self.training_flops is None:
-            weights = self.variables.weights  # only those of the network itself: a method may train others
-            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
-            self.training_flops = 3 * forward_flops(self.network, known, x) / len(y)
-        bfloat16 = self.training.precision == "bfloat16"
-        with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
-            value, outputs = self._loss(x, y, part, rng)
+        self.measure_flops(x, len(y))
+        value, outputs = self.loss_of(batch, part, rng)
         value.backward()
         now = time.monotonic()
         if self.run.device.type == "cpu" or now - self.checked_at > 1:  # reading a number waits for the device
@@ -253,9 +248,22 @@ class Loop:
             )
         return value.detach().double()
 
-    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def measure_flops(self, x: Inputs, rows: int) -> None:
+        """Find what a row costs, forward and backward, unless it is known."""
+        if self.training_flops is None:
+            weights = self.variables.weights  # only those of the network itself: a method may train others
+            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
+            self.training_flops = 3 * forward_flops(self.network, known, x) / rows
+
+    def loss_of(self, batch: Batch, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The loss of a part of a batch, [], in the precision and memory format of the knobs, and its outputs."""
+        x, y = batch
+        if self.channels_last:
+            x = map_tensors(_channels_last, x)
+        bfloat16 = self.training.precision == "bfloat16"
         try:
-            return self.loss(x, y, part, rng)
+            with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
+                return self.loss(x, y, part, rng)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -281,10 +289,14 @@ class Loop:
         states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
         return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
 
-    def _set_rate(self, progress: float) -> None:
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a step of this epoch, as a share of its highest."""
+        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+
+    def _set_rate(self, share: float) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["highest"] * self.training.rate(progress)
+                group["lr"] = group["highest"] * share
 
     def _check_finite(self, loss: float, x: Inputs) -> None:
         if math.isfinite(loss):
@@ -389,10 +401,21 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _optimizers(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run, of_weights: OptimizerOf | None
 ) -> list[torch.optim.Optimizer]:
-    """The optimiser of the weights and, where there are scales, one for these."""
-    optimizers = [_optimizer(variables, training, decay, run)]
+    """The optimiser of the weights and, where they have one of their own or there are scales, others for the rest."""
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, tensor in variables.weights.items():
+        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
+    rate = training.learning_rate
+    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
+    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
+    # The loss has unit curvature in log noise, so its rate does not depend on the network's.
+    noise = [{"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0}] if learned else []
+    if of_weights is None:
+        optimizers = [_optimizer([*groups, *noise], training, decay, run)]
+    else:
+        optimizers = [of_weights(groups), *([torch.optim.Adam(noise, 1e-2, fused=_fused(run))] if noise else [])]
     if variables.scales:
         scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
         optimizers.append(torch.optim.Adam(scales, variables.scale_rate, fused=_fused(run)))
@@ -400,16 +423,9 @@ def _optimizers(
 
 
 def _optimizer(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    groups: list[dict[str, Any]], training: Training, decay: dict[str, float] | None, run: Run
 ) -> torch.optim.Optimizer:
     rate = training.learning_rate
-    by_decay: dict[float, list[Tensor]] = {}
-    for name, tensor in variables.weights.items():
-        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
-    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
-    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
-    if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
-        groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
     if training.optimizer == "sgd":
         nesterov = training.momentum > 0
         return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))

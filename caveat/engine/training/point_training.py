@@ -1,15 +1,17 @@
 """Training a point: the weights and the noise that maximise log p(D, theta), from given starting values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
+from caveat.engine.captured_steps import CaptureError
 from caveat.engine.run import Run
 from caveat.engine.training.knobs import Training
-from caveat.engine.training.loop import BatchPart, Loop, Variables, run_loop
+from caveat.engine.training.loop import BatchPart, Loop, OptimizerOf, Variables, run_loop
+from caveat.engine.training.side_by_side import run_loops_together
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import gaussian_precisions, weight_decay
@@ -17,7 +19,7 @@ from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "PointTraining", "train_point", "warn_if_nothing_was_learned"]
+__all__ = ["Forward", "Point", "PointTraining", "train_point", "train_points", "warn_if_nothing_was_learned"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -61,6 +63,27 @@ def train_point(
     return trained.point()
 
 
+def train_points(
+    task: Task, network: Network, starts: Sequence[State], training: Training, runs: Sequence[Run]
+) -> Iterator[Point]:
+    """Train a point from every start, each in a run of its own: side by side on a GPU, else one after the other."""
+    if len(starts) > 1 and training.epochs and runs[0].device.type == "cuda":
+        trained = [PointTraining(task, network, start, training, run) for start, run in zip(starts, runs, strict=True)]
+        loops = [each.loop for each in trained]
+        for run in runs:
+            run.restart_clock(1 / len(runs))
+        try:
+            run_loops_together(loops)
+        except CaptureError as error:
+            runs[0].warnings.append(f"{error}: networks are trained one after the other")
+        else:
+            yield from (each.point() for each in trained)
+            return
+    for start, run in zip(starts, runs, strict=True):
+        run.restart_clock()
+        yield train_point(task, network, start, training, run)
+
+
 class PointTraining:
     """A point that is being trained, and the loop that trains it. Arguments are those of `train_point`."""
 
@@ -74,7 +97,9 @@ class PointTraining:
         forward: Forward | None = None,
         after_epoch: Callable[[int, Variables], None] | None = None,
         extra: Params | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
+        """`optimizer` makes the optimiser of the weights, in the place of the one that the knobs name."""
         self.task, self.network, self.run = task, network, run
         trainee = network.with_fixed(start["params"])
         variables = _variables(trainee, start, run, extra)
@@ -116,6 +141,7 @@ class PointTraining:
             decay=decay,
             validate=None if task.validation is None else validation_loss,
             after_epoch=after,
+            optimizer=optimizer,
         )
 
     def point(self) -> Point:
