@@ -17,6 +17,7 @@ from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run
+from caveat.engine.training import warn_if_no_optimum
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
@@ -87,6 +88,9 @@ def fit(
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
+            if method.starts_from == "trained":
+                what = f"the point that {label} starts from"
+                warn_if_no_optimum(task, task.network.to(place), begin["params"], run, what)
             state, info = method.fit(task, begin, run)
     except BaseException:  # a Ctrl-C too
         if partial is not None and ranks.first and not any(partial.rglob("*.safetensors")):

@@ -48,6 +48,8 @@ class SWAG(Method):
         check_knobs(self)
         if self.training.patience:
             raise ValueError("SWAG averages over every epoch, so it cannot stop early: leave training.patience at 0")
+        if self.training.epochs is None:
+            raise ValueError("SWAG averages over epochs, so it has to know how many: give training.epochs")
         if self.training.epochs < (3 if self.rank else 2) or self.rank == 1:
             raise ValueError(
                 f"SWAG needs a rank of 0 and 2 epochs, or a rank of at least 2 and 3 epochs, to see a spread; "

@@ -92,13 +92,15 @@ def optimise(
     after_epoch: Callable[[int], None] | None = None,
     after_step: Callable[[Moments], None] | None = None,
     training_flops: float | None = None,
+    keep_best: bool = False,
 ) -> list[dict[str, float]]:
     """Train the variables in place; returns the history, one record an epoch.
 
-    `decay` is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
-    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. `after_step`
-    may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
-    forward and backward, where it is not that of the network's own passes.
+    Where `training` leaves the number of epochs open and there are many, about a hundred of them have a record. `decay`
+    is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
+    `validate` (lower is better) and `training.patience` or `keep_best`, the values of the best epoch that has a record
+    are restored at the end. `after_step` may change the variables, and with them the optimiser's moments of a tensor.
+    `training_flops` is the cost of a row, forward and backward, where it is not that of the network's own passes.
     """
     if training.patience and validate is None:
         raise ValueError(
@@ -106,18 +108,20 @@ def optimise(
             "give the task validation=0.1, or a loader"
         )
     optimizers = _optimizers(variables, training, decay, run)
-    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops)
+    keep_best = keep_best or training.patience > 0
+    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops, keep_best)
     loop.restore()
-    with run.bar(training.epochs * loop.steps, "batch") as bar:
+    with run.bar(loop.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
-        while loop.epoch < training.epochs and not loop.stale():
+        while loop.epoch < loop.epochs and not loop.stale():
             loop.run_epoch(bar)
             if after_epoch is not None:
                 after_epoch(loop.epoch)
-            loop.record(None if validate is None else validate())
+            if validate is not None and loop.has_record():
+                loop.record(validate())
             if run.checkpoint_due():
                 loop.checkpoint()
-    if training.patience and loop.best:
+    if loop.best:
         _copy(loop.best, variables.groups())
     return loop.history
 
@@ -136,11 +140,16 @@ class _Loop:
         optimizers: list[torch.optim.Optimizer],
         after_step: Callable[[Moments], None] | None,
         training_flops: float | None,
+        keeps_best: bool,
     ) -> None:
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run, self.optimizers = training, run, optimizers
         self.after_step, self.training_flops = after_step, training_flops  # FLOPs of a row: None until measured
+        self.keeps_best = keeps_best
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+        self.epochs = training.epochs_for(self.steps)
+        # Epochs from one record of the history to the next: a hundred records say all of a training without a length.
+        self.stride = 1 if training.epochs is not None or training.patience else max(1, self.epochs // 100)
         self.rows = task.train.on(run.device)
         self.channels_last = training.channels_last and not _overruns(network, run)
         if self.channels_last:
@@ -163,7 +172,7 @@ class _Loop:
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
             of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
-                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.epochs)
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
@@ -179,7 +188,13 @@ class _Loop:
         self._check_finite(float(total), None)
         rate = self.optimizers[0].param_groups[0]["lr"]
         seconds = time.monotonic() - started
-        self.history.append({"epoch": self.epoch, "loss": float(total) / self.steps, "rate": rate, "seconds": seconds})
+        if self.has_record():
+            loss = float(total) / self.steps
+            self.history.append({"epoch": self.epoch, "loss": loss, "rate": rate, "seconds": seconds})
+
+    def has_record(self) -> bool:
+        """Whether the history has a record of the present epoch."""
+        return self.epoch % self.stride == 0 or self.epoch == self.epochs
 
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
@@ -201,9 +216,7 @@ class _Loop:
             self._check_finite(float(value.detach()), x)
         if not bar.disable and now - self.shown_at > 0.5:
             self.shown_at = now
-            bar.set_postfix_str(
-                f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
-            )
+            bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.epochs}, {_quality(self, outputs, y)}", refresh=False)
         return value.detach().double()
 
     def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -249,20 +262,16 @@ class _Loop:
             else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen "
             f"warmup (now {self.training.warmup:g})"
         )
-        raise FloatingPointError(
-            f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}"
-        )
+        raise FloatingPointError(f"the training loss became {loss} in epoch {self.epoch + 1} of {self.epochs}; {cause}")
 
-    def record(self, validation: float | None) -> None:
+    def record(self, validation: float) -> None:
         """Record the validation loss of the epoch, and copy the values if it is the best so far."""
-        if validation is None:
-            return
         shared = torch.tensor(validation, dtype=torch.float64, device=self.run.device)
         self.run.ranks.add([shared])  # so that all ranks stop at the same epoch
         validation = float(shared) / self.run.ranks.size
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
-        if validation < best and self.training.patience:
+        if validation < best and self.keeps_best:
             self.best = {
                 g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
             }
@@ -314,7 +323,8 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
 
 def total_steps(task: Task, training: Training) -> int:
     """How many steps the whole training has, at least one."""
-    return max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
+    steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+    return max(1, training.epochs_for(steps) * steps)
 
 
 def _copy(source: State, target: State) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.engine.run import Run
+from caveat.engine.training.arrival import warn_if_no_optimum
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Variables, optimise
 from caveat.engine.training.prior_as_decay import weight_decay
@@ -30,6 +32,16 @@ class Point:
     params: Params
     hyper: Hyper
     history: list[dict[str, float]]
+    by_validation: bool = False  # whether it is the best epoch on validation rows, rather than the last
+
+    def report(self) -> dict[str, Any]:
+        """How training went: its history, and where there is one, the epoch that was taken and why."""
+        if not self.history:
+            return {"history": self.history}
+        last = self.history[-1]["epoch"]
+        taken = min(self.history, key=lambda record: record["validation"])["epoch"] if self.by_validation else last
+        chosen_by = "validation" if self.by_validation else "the end of training"
+        return {"history": self.history, "epochs": last, "taken_epoch": taken, "taken_by": chosen_by}
 
     def draw(self) -> Params:
         """The point as a draw of the weights, with the noise that was learned among them as "hyper/log_noise"."""
@@ -50,8 +62,9 @@ def train_point(
 ) -> Point:
     """Train weights and noise from `start`, which has the groups "params" and "hyper".
 
-    In the end, noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if
-    there are none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
+    Training whose length nobody gave takes the epoch that is best on validation rows, where there are such. In the end,
+    noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if there are
+    none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
     `after_epoch(epoch, variables)` may read the variables and update running quantities in `extra`.
     """
     if training.epochs == 0:
@@ -78,7 +91,9 @@ def train_point(
         return -joint / task.n, outputs
 
     def validation_loss() -> float:
-        return -float(task.log_likelihood(trainee, {}, variables.hyper, task.validation))
+        """With the noise that the validation rows show, which is the one kept: that of training rows falls to zero."""
+        hyper = task.fitted_hyper(trainee, {}, task.validation)
+        return -float(task.log_likelihood(trainee, {}, hyper, task.validation))
 
     def after(epoch: int) -> None:
         variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
@@ -86,6 +101,7 @@ def train_point(
         if after_epoch is not None:
             after_epoch(epoch, variables)
 
+    by_validation = task.validation is not None and training.epochs is None and after_epoch is None
     history = optimise(
         task,
         network,
@@ -96,12 +112,17 @@ def train_point(
         decay=decay,
         validate=None if task.validation is None else validation_loss,
         after_epoch=after,
+        keep_best=by_validation,
     )
     owned = {*written, *start["params"]}
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
     params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
-    point = Point(params, task.fitted_hyper(network, params, task.validation), history)
+    point = Point(
+        params, task.fitted_hyper(network, params, task.validation), history, by_validation or training.patience > 0
+    )
     warn_if_nothing_was_learned(task, network, point.params, point.hyper, run)
+    if (taken := point.report()["taken_epoch"]) == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
+        warn_if_no_optimum(task, network, point.params, run, f"the point after {taken} epochs of training")
     return point
 
 
