@@ -103,13 +103,15 @@ def optimise(
     after_epoch: Callable[[int], None] | None = None,
     after_step: Callable[[Moments], None] | None = None,
     training_flops: float | None = None,
+    keep_best: bool = False,
 ) -> list[dict[str, float]]:
     """Train the variables in place; returns the history, one record an epoch.
 
-    `decay` is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
-    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. `after_step`
-    may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
-    forward and backward, where it is not that of the network's own passes.
+    Where `training` leaves the number of epochs open and there are many, about a hundred of them have a record. `decay`
+    is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
+    `validate` (lower is better) and `training.patience` or `keep_best`, the values of the best epoch that has a record
+    are restored at the end. `after_step` may change the variables, and with them the optimiser's moments of a tensor.
+    `training_flops` is the cost of a row, forward and backward, where it is not that of the network's own passes.
     """
     loop = Loop(
         task,
@@ -123,6 +125,7 @@ def optimise(
         after_epoch=after_epoch,
         after_step=after_step,
         training_flops=training_flops,
+        keep_best=keep_best,
     )
     run_loop(loop)
     return loop.history
@@ -130,7 +133,7 @@ def optimise(
 
 def run_loop(loop: "Loop") -> None:
     """Run what is left of a loop."""
-    with loop.run.bar(loop.training.epochs * loop.steps, "batch") as bar:
+    with loop.run.bar(loop.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
         while not loop.finished:
             loop.run_epoch(bar)
@@ -155,6 +158,7 @@ class Loop:
         after_epoch: Callable[[int], None] | None = None,
         after_step: Callable[[Moments], None] | None = None,
         training_flops: float | None = None,
+        keep_best: bool = False,
         optimizer: OptimizerOf | None = None,
     ) -> None:
         if training.patience and validate is None:
@@ -167,7 +171,11 @@ class Loop:
         self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
+        self.keeps_best = keep_best or training.patience > 0
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+        self.epochs = training.epochs_for(self.steps)
+        # Epochs from one record of the history to the next: a hundred records say all of a training without a length.
+        self.stride = 1 if training.epochs is not None or training.patience else max(1, self.epochs // 100)
         self.rows = task.train.on(run.device)
         self.channels_last = training.channels_last and not _overruns(network, run)
         if self.channels_last:
@@ -182,19 +190,20 @@ class Loop:
     @property
     def finished(self) -> bool:
         """Whether all epochs were run, or validation says that more would not help."""
-        return self.epoch >= self.training.epochs or self.stale()
+        return self.epoch >= self.epochs or self.stale()
 
     def end_epoch(self) -> None:
         """What follows on an epoch: the method's own work, validation, a checkpoint where one is due."""
         if self.after_epoch is not None:
             self.after_epoch(self.epoch)
-        self.record(None if self.validate is None else self.validate())
+        if self.validate is not None and self.has_record():
+            self.record(self.validate())
         if self.run.checkpoint_due():
             self.checkpoint()
 
     def finish(self) -> None:
         """Return to the best epoch's values, where validation chooses."""
-        if self.training.patience and self.best:
+        if self.best:
             _copy(self.best, self.variables.groups())
 
     def run_epoch(self, bar: Any) -> None:
@@ -228,7 +237,12 @@ class Loop:
         self.run.flops += self.task.n * (self.training_flops or 0.0)
         self._check_finite(total, None)
         rate = float(self.optimizers[0].param_groups[0]["lr"])
-        self.history.append({"epoch": self.epoch, "loss": total / self.steps, "rate": rate, "seconds": seconds})
+        if self.has_record():
+            self.history.append({"epoch": self.epoch, "loss": total / self.steps, "rate": rate, "seconds": seconds})
+
+    def has_record(self) -> bool:
+        """Whether the history has a record of the present epoch."""
+        return self.epoch % self.stride == 0 or self.epoch == self.epochs
 
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
@@ -243,9 +257,7 @@ class Loop:
             self._check_finite(float(value.detach()), x)
         if not bar.disable and now - self.shown_at > 0.5:
             self.shown_at = now
-            bar.set_postfix_str(
-                f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
-            )
+            bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.epochs}, {_quality(self, outputs, y)}", refresh=False)
         return value.detach().double()
 
     def measure_flops(self, x: Inputs, rows: int) -> None:
@@ -291,7 +303,7 @@ class Loop:
 
     def rate_of(self, step: int) -> float:
         """The learning rate of a step of this epoch, as a share of its highest."""
-        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.epochs)
 
     def _set_rate(self, share: float) -> None:
         for optimizer in self.optimizers:
@@ -308,20 +320,16 @@ class Loop:
             else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen "
             f"warmup (now {self.training.warmup:g})"
         )
-        raise FloatingPointError(
-            f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}"
-        )
+        raise FloatingPointError(f"the training loss became {loss} in epoch {self.epoch + 1} of {self.epochs}; {cause}")
 
-    def record(self, validation: float | None) -> None:
+    def record(self, validation: float) -> None:
         """Record the validation loss of the epoch, and copy the values if it is the best so far."""
-        if validation is None:
-            return
         shared = torch.tensor(validation, dtype=torch.float64, device=self.run.device)
         self.run.ranks.add([shared])  # so that all ranks stop at the same epoch
         validation = float(shared) / self.run.ranks.size
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
-        if validation < best and self.training.patience:
+        if validation < best and self.keeps_best:
             self.best = {
                 g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
             }
@@ -373,7 +381,8 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
 
 def total_steps(task: Task, training: Training) -> int:
     """How many steps the whole training has, at least one."""
-    return max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
+    steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+    return max(1, training.epochs_for(steps) * steps)
 
 
 def _copy(source: State, target: State) -> None:

@@ -27,7 +27,7 @@ def run_loops_together(loops: Sequence[Loop]) -> None:
     first = loops[0]
     if not are_resident(first.rows):
         raise CaptureError("the training rows are not tensors that fit onto the GPU, so steps are not recorded")
-    with first.run.bar(first.training.epochs, "epoch of all") as bar:
+    with first.run.bar(first.epochs, "epoch of all") as bar:
         bar.update(min(loop.epoch for loop in loops))
         active: list[Loop] = []
         while remaining := [loop for loop in loops if not loop.finished]:
