@@ -96,8 +96,10 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     if not (folder / "posterior.json").exists():
         raise FileNotFoundError(f"{folder} is not a posterior: give a folder that `caveat fit` wrote")
     recipe = _stored_recipe(folder)
-    if names_function(recipe.model):  # those of the package are where they were
-        recipe = replace(recipe, model=model or _known_model(folder, recipe.model))
+    if model is not None:
+        recipe = replace(recipe, model=model)
+    elif names_function(recipe.model):  # those of the package are where they were
+        recipe = replace(recipe, model=_known_model(folder, recipe.model))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
 
@@ -113,9 +115,8 @@ def _stored_recipe(folder: Path) -> Recipe:
         raise CorruptFile(f"{where} names the likelihood {recipe.likelihood!r} and the model {recipe.model!r}")
     if not 0 < math.prod((recipe.n_outputs, *recipe.input_shape)) < 2**31 or min(recipe.input_shape, default=1) < 1:
         raise CorruptFile(f"{where} is of inputs {list(recipe.input_shape)} and {recipe.n_outputs} outputs")
-    as_kind(
-        {k: v for k, v in recipe.preprocessing.items() if k in _PREPARED}, _Preprocessing, f"{where}, preprocessing"
-    )
+    read = {key: value for key, value in recipe.preprocessing.items() if key in _PREPARED}
+    as_kind(read, _Preprocessing, f"{where}, preprocessing")
     return recipe
 
 
