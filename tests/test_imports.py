@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ ROOMS: dict[str, set[str]] = {
 # Files beside the rooms that the rooms may import. Others beside them, the door of the parent first, stand above.
 FLOOR: dict[str, set[str]] = {
     "engine": {
+        "captured_steps",
         "cost",
         "distributed",
         "flat_weights",
@@ -160,6 +162,14 @@ def test_no_name_of_a_door_is_that_of_a_file_behind_it(room: str) -> None:
     door = ast.parse((PACKAGE / room / "__init__.py").read_text())
     names = {alias.asname or alias.name for n in door.body if isinstance(n, ast.ImportFrom) for alias in n.names}
     assert not names & {path.stem for path in (PACKAGE / room).glob("*.py")}
+
+
+def test_the_written_plan_names_every_room_and_files_that_there_are() -> None:
+    plan = (PACKAGE.parent / "docs/architecture.md").read_text()
+    for name in re.findall(r"`([\w/]+\.py)`", plan):
+        assert any((PACKAGE / parent / name).is_file() for parent in ("", "engine", "..")), f"there is no {name}"
+    for room in ROOMS:
+        assert f"`{room.removeprefix('engine/')}/`" in plan, f"{room} is not in the plan"
 
 
 def test_folders_are_small_enough_to_take_in() -> None:

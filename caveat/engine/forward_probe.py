@@ -31,7 +31,7 @@ def forward_probe(network: Network, x: Inputs) -> dict[str, Any]:
     likeness = _likeness(x)
     if likeness is None:
         return {}
-    outputs, again = (_outputs(network, likeness, seed) for seed in range(2))
+    outputs, again = _outputs(network, likeness, seeds=2)
     if outputs is None or again is None or not torch.equal(outputs, again):
         return {}
     return {"inputs": likeness, "outputs": outputs.tolist()}
@@ -41,7 +41,7 @@ def differs_from(probe: dict[str, Any], network: Network) -> bool:
     """Whether a network computes something else than the one that the probe was taken of."""
     if not probe:
         return False
-    outputs, known = _outputs(network, probe["inputs"]), torch.tensor(probe["outputs"], dtype=torch.float64)
+    (outputs,), known = _outputs(network, probe["inputs"]), torch.tensor(probe["outputs"], dtype=torch.float64)
     if outputs is None or outputs.shape != known.shape:
         return True
     return bool(((outputs - known).abs() > TOLERANCE * known.abs().max().clamp_min(1e-6)).any())
@@ -78,19 +78,21 @@ def _made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Input
     return torch.randint(max(likeness["high"], 0) + 1, size, generator=rng).to(device, dtype)
 
 
-def _outputs(network: Network, likeness: Any, seed: int = 0) -> Tensor | None:
+def _outputs(network: Network, likeness: Any, seeds: int = 1) -> list[Tensor | None]:
     """The first outputs, float64, at weights that depend on names and shapes alone; None where there are none.
 
-    The seed is that of what the module itself may draw.
+    They come for each seed, 0 and up, of what the module itself may draw.
     """
     x, device = _made_up(likeness, torch.Generator().manual_seed(0), network.device), network.device
+    outputs = []
     try:
-        with torch.no_grad(), seeded(seed, device), without_autocast(device), full_precision(device):
-            outputs = network.replica()(_weights(network), x)
+        weights = _weights(network)  # once for all seeds: a large network has many to draw
+        for seed in range(seeds):
+            with torch.no_grad(), seeded(seed, device), without_autocast(device), full_precision(device):
+                outputs.append(network.replica()(weights, x).double().cpu().flatten()[:NUMBERS])
     except Exception:  # whatever a module says about inputs that nobody gave it
-        return None
-    flat = outputs.detach().double().cpu().flatten()[:NUMBERS]
-    return flat if bool(flat.isfinite().all()) else None
+        return [None] * seeds
+    return [flat if bool(flat.isfinite().all()) else None for flat in outputs]
 
 
 def _weights(network: Network) -> Params:

@@ -7,7 +7,6 @@ method, network, data and seed it belongs to, and refuses any other.
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,13 @@ import torch
 from tqdm import tqdm
 
 from caveat.engine.distributed import Ranks
+from caveat.files import remove_folder
 from caveat.network import Layer, Network
 from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
 
-__all__ = ["Info", "Run", "StartsFrom"]
+__all__ = ["Info", "Run", "StartsFrom", "digest_of_finished"]
+
+_FINISHED = "finished.json"
 
 # "trained" refuses a network that has learned nothing, "scratch" trains the weights it is given, "fresh" draws its own.
 StartsFrom = Literal["trained", "scratch", "fresh"]
@@ -65,6 +67,7 @@ class Run:
     def __post_init__(self) -> None:
         self.rng = torch.Generator().manual_seed(self.seed)
         self._saved_at = self._started_at = time.monotonic()
+        self._share = 1.0  # of the time since then that is this run's
         self._seconds_before = 0.0  # of an earlier, interrupted run that this one goes on from
         self._written: set[str] = set()  # what this run itself has kept: its time is counted already
         if self.folder is None:
@@ -106,7 +109,11 @@ class Run:
 
     def seconds(self) -> float:
         """Time spent so far, earlier runs that this one goes on from included."""
-        return self._seconds_before + time.monotonic() - self._started_at
+        return self._seconds_before + self._share * (time.monotonic() - self._started_at)
+
+    def restart_clock(self, share: float = 1.0) -> None:
+        """Count time from now on, and a share of it only where several runs work at the same time."""
+        self._started_at, self._share = time.monotonic(), share
 
     def absorb(self, part: "Run") -> None:
         """Count a part's costs and warnings as this run's, and the time that an earlier run had spent on it."""
@@ -193,10 +200,18 @@ class Run:
             self._seconds_before = max(self._seconds_before, entry["costs"]["seconds"])
         return read_state(self.folder / entry["file"], entry["digest"]), entry["note"]
 
+    def finish(self, digest: str) -> None:
+        """Note which posterior the folder's content is about to become, by the digest of its tensors.
+
+        Whoever finds the folder beside that posterior knows that the process was killed before it could remove it.
+        """
+        if self.folder is not None:
+            write_json(self.folder / _FINISHED, {"format": FORMAT, "digest": digest})
+
     def discard(self) -> None:
         """Remove the folder, once its content has become a posterior."""
         if self.folder is not None:
-            shutil.rmtree(self.folder)
+            remove_folder(self.folder)
 
     def info(
         self,
@@ -216,6 +231,11 @@ class Run:
             for layer in network.layers()
         ]
         return Info(coverage, diagnostics or {}, list(self.warnings))
+
+
+def digest_of_finished(folder: Path) -> str | None:
+    """The digest of the posterior that a run's folder was about to become; None for a run that had not come so far."""
+    return read_json(folder / _FINISHED).get("digest") if (folder / _FINISHED).exists() else None
 
 
 def _told(different: list[str]) -> str:

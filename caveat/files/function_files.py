@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, through a temporary neighbour that takes their place; and functions in them.
+"""Functions in files: `file.py:function`, and which files may be run to find them.
 
 A Python file is run where a person names it: on a command line, or in an experiment file. A posterior's folder may
 name one as well, but whoever made the folder is not whoever reads it, so that such a file is run only if this user
@@ -10,42 +10,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["named_function", "names_function", "regular_file", "umask", "was_run_before", "whole_file"]
+from caveat.files.whole_files import whole_file
 
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place only when everything went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def regular_file(path: Path) -> Path:
-    """The path, once it is known to be a file of bytes: a pipe or a device could be read for ever."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file (a folder, a pipe or a device?)")
-    return path
-
-
-def umask() -> int:
-    """The permissions that new files are not to have."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+__all__ = ["named_function", "names_function", "was_run_before"]
 
 
 def named_function(reference: str) -> Callable[..., Any]:
