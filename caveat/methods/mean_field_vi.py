@@ -92,4 +92,6 @@ class MeanFieldVI(Method):
         return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
-MeanFieldVI.quick = MeanFieldVI(training=replace(Training(), epochs=60, learning_rate=0.01))
+MeanFieldVI.quick = MeanFieldVI(
+    kl_weight=0.1, std_learning_rate=0.01, training=replace(Training(), epochs=60, learning_rate=0.01)
+)

@@ -310,4 +310,10 @@ def _check_channels(network: Network, channels: Channels) -> None:
         )
 
 
-SSVI.quick = SSVI(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))
+SSVI.quick = SSVI(
+    density=0.3,
+    interval=20,
+    kl_weight=0.1,
+    std_learning_rate=0.01,
+    training=replace(Training(), epochs=60, learning_rate=0.01),
+)

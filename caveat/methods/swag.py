@@ -224,7 +224,7 @@ class _PosteriorWidth:
 
     def __init__(self, task: Task, network: Network, centre: Params, hyper: Hyper, rows: int = 2000) -> None:
         self.task, self.network, self.centre, self.hyper = task, network, centre, hyper
-        self.rows = task.train.part(torch.linspace(0, task.n - 1, min(task.n, rows), dtype=torch.float64).long())
+        self.rows = task.train.some(rows)
         outputs, targets = task.outputs(network, centre, self.rows)
         information, most = (
             network.likelihood.fisher_trace(values, targets, hyper).double()
@@ -295,4 +295,4 @@ def _collect(epoch: int, variables: Variables) -> None:
             deviations[(epoch - 1) % len(deviations)] = weight - moments.mean
 
 
-SWAG.quick = SWAG(rank=10, training=replace(SWAG().training, epochs=10))
+SWAG.quick = SWAG(rank=10, scale=1.0, training=replace(SWAG().training, epochs=10))
