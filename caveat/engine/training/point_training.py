@@ -149,7 +149,7 @@ class PointTraining:
         # A path that a method follows, and an optimiser with more than weights in it, go on to their ends.
         followed = after_epoch is not None or optimizer is not None
         by_validation = task.validation is not None and training.epochs is None and not followed
-        self._is_optimum = optimizer is None  # whether that is what training goes for
+        self._is_optimum = not followed  # whether that is what training goes for
         self.loop = Loop(
             task,
             network,
