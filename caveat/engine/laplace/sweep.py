@@ -257,6 +257,8 @@ class Sweep:
         scaled = vectors[:, significant] / values[significant].sqrt()
         half = scaled.T.to(y.dtype) @ y  # half^T half = the approximation
         _, singular, basis = torch.linalg.svd(half, full_matrices=False)
+        # Draws depend on the rows' signs, which a decomposition leaves open: the largest entry of each is positive.
+        basis = basis * basis.gather(1, basis.abs().argmax(1, keepdim=True)).sign()
         return StackedCurvature((singular.unsqueeze(1) * basis)[:rank].contiguous()), log_likelihood
 
     def traces(self) -> Tensor:
