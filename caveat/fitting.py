@@ -18,6 +18,7 @@ from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, digest_of_finished
+from caveat.engine.training import warn_if_no_optimum
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
@@ -159,6 +160,9 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
+            if method.starts_from == "trained":
+                what = f"the point that {type(method).__name__} starts from"
+                warn_if_no_optimum(task, task.network.to(place), begin["params"], run, what)
             state, info = method.fit(task, begin, run)
     except BaseException:  # a Ctrl-C too
         if run.folder is not None and run.ranks.first and not any(run.folder.rglob("*.safetensors")):

@@ -146,6 +146,12 @@ class Network:
         other.module = module
         return other
 
+    def with_likelihood(self, likelihood: Likelihood) -> "Network":
+        """This network with another reading of its outputs; it shares the module."""
+        other = copy.copy(self)
+        other.likelihood = likelihood
+        return other
+
     def check_inputs(self, x: Inputs) -> None:
         """Raise a ValueError for floating-point inputs of another type than the weights'."""
         for tensor in tensors(x):

@@ -43,6 +43,8 @@ __all__ = ["Posterior", "load"]
 
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
 
+BATCH_AXIS = "a single row needs a batch axis, x[None]"
+
 
 @dataclass(frozen=True, repr=False)
 class Posterior:
@@ -88,9 +90,11 @@ class Posterior:
             what = f"{n:,} draws for {count_rows(x):,} rows"
             self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
             outputs, hyper = self.predictor.outputs(x, n, rng)
+            _check_rows(outputs[0], x)
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
-        return self.network.likelihood.predictive(outputs, hyper)
+        with _shapes_in_errors(x):
+            return self.network.likelihood.predictive(outputs, hyper)
 
     def moments(self, x: Inputs, *, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean of the outputs, [B, ...], and their covariance, where the method has them in closed form.
@@ -103,8 +107,9 @@ class Posterior:
                 advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
                 self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)
             moments = self.predictor.moments(x, joint)
-        if moments is None:
-            raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
+            if moments is None:
+                raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
+            _check_rows(moments[0], x)
         return moments
 
     def update(self, data: Data, *, seed: int = 0, progress: bool = True) -> "Posterior":
@@ -159,6 +164,8 @@ class Posterior:
                 f"predict takes inputs as the module does, a tensor or a dict or tuple of tensors, not a "
                 f"{type(x).__name__}: use torch.from_numpy(x).float() for an array; evaluate(...) reads loaders"
             )
+        if not any(tensor.ndim for tensor in tensors_in(x)):
+            raise ValueError(f"the inputs have no axes: {BATCH_AXIS}")
         self.network.check_inputs(x)
         bad = first_not_finite(x)
         if bad is not None:
@@ -271,11 +278,19 @@ def _shapes_in_errors(x: Inputs) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
         if "allocate memory" in str(error):  # on a CPU torch has no error of its own for it
             raise MemoryError(f"too little memory for inputs of shapes {shapes}: take fewer rows or draws") from error
-        raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
+        raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}; {BATCH_AXIS}") from error
+
+
+def _check_rows(outputs: Tensor, x: Inputs) -> None:
+    """Raise a ValueError unless there is one output, [B, ...], for each of the B rows that the inputs have."""
+    rows, shapes = count_rows(x), [tuple(tensor.shape) for tensor in tensors_in(x)]
+    if len(outputs) != rows:
+        shape = tuple(outputs.shape)
+        raise ValueError(f"outputs of shape {shape} are not one for each of the {rows} rows of {shapes}: {BATCH_AXIS}")
 
 
 def _in_own_arithmetic(draws: Iterator[Params], device: torch.device) -> Iterator[Params]:

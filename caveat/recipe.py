@@ -97,8 +97,10 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     if content is None:
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
     lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
-    if names_function(content["model"]):  # those of the package are where they were
-        lists["model"] = model or _known_model(folder, content["model"])
+    if model is not None:
+        lists["model"] = model
+    elif names_function(content["model"]):  # those of the package are where they were
+        lists["model"] = _known_model(folder, content["model"])
     recipe = Recipe(**(content | lists))
     return load_posterior(folder, recipe.module(0), device=device), recipe
 

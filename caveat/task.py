@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, map_tensors, move, tensors
-from caveat.likelihoods import Hyper, Likelihood
+from caveat.likelihoods import Categorical, Hyper, Likelihood
+from caveat.likelihoods.protocol import TargetFault
+from caveat.likelihoods.token_labels import read_labels
 from caveat.network import Network, ParameterFilter
 from caveat.priors import Params, Prior
 from caveat.rows import Data, Rows
@@ -144,18 +146,35 @@ class Task:
 
     def _check(self) -> None:
         """Send the first rows through the network and read all targets: a mistake shows now, not an hour later."""
-        likelihood, output = self.network.likelihood, self._first_output()
+        output = self._first_output()
+        self._read_labels()
+        likelihood = self.network.likelihood
         for name, rows in (("training", self.train), ("validation", self.validation)):
             if rows is None:
                 continue
             try:
                 targets = rows.targets()
                 likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
+            except TargetFault as fault:
+                numbered = fault.numbered(rows.number_in_data(fault.row))
+                raise ValueError(f"the {name} data do not fit: {numbered}") from fault
             except ValueError as error:
                 raise ValueError(f"the {name} data do not fit: {error}") from error
             rows.known_finite = rows.in_memory
             if rows is self.train:
                 self.hyper, self.baseline = likelihood.initial_hyper(targets), likelihood.baseline(targets)
+
+    def _read_labels(self) -> None:
+        """See in the first rows whether labels are to be scored one position later, as those of language models are."""
+        likelihood, network = self.network.likelihood, self.network
+        if not isinstance(likelihood, Categorical):
+            return
+        x, labels = next(self.train.batches([torch.arange(min(self.n, 2))]))
+        likelihood, told = read_labels(
+            likelihood, lambda inputs: network(network.params(), move(inputs, network.device)), x, labels
+        )
+        self.network = network.with_likelihood(likelihood)
+        self.warnings += [told] if told else []
 
     def _first_output(self) -> Tensor:
         """The network's output for the first row, [1, ...]."""

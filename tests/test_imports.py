@@ -66,6 +66,7 @@ ROOMS: dict[str, set[str]] = {
 # Files beside the rooms that the rooms may import. Others beside them, the door of the parent first, stand above.
 FLOOR: dict[str, set[str]] = {
     "engine": {
+        "captured_steps",
         "cost",
         "distributed",
         "flat_weights",

@@ -67,6 +67,7 @@ class Run:
     def __post_init__(self) -> None:
         self.rng = torch.Generator().manual_seed(self.seed)
         self._saved_at = self._started_at = time.monotonic()
+        self._share = 1.0  # of the time since then that is this run's
         self._seconds_before = 0.0  # of an earlier, interrupted run that this one goes on from
         self._written: set[str] = set()  # what this run itself has kept: its time is counted already
         if self.folder is None:
@@ -108,7 +109,11 @@ class Run:
 
     def seconds(self) -> float:
         """Time spent so far, earlier runs that this one goes on from included."""
-        return self._seconds_before + time.monotonic() - self._started_at
+        return self._seconds_before + self._share * (time.monotonic() - self._started_at)
+
+    def restart_clock(self, share: float = 1.0) -> None:
+        """Count time from now on, and a share of it only where several runs work at the same time."""
+        self._started_at, self._share = time.monotonic(), share
 
     def absorb(self, part: "Run") -> None:
         """Count a part's costs and warnings as this run's, and the time that an earlier run had spent on it."""

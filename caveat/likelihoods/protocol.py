@@ -8,9 +8,21 @@ from torch import Tensor
 
 from caveat.predictive import Kind, Predictive
 
-__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned", "learned_noise"]
+__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned", "TargetFault", "learned_noise"]
 
 Hyper = dict[str, Tensor]
+
+
+class TargetFault(ValueError):  # noqa: N818 - the name says what is wrong
+    """A target that a likelihood cannot take: that of `row`, from 0 among the targets it was given."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message.format(row=row))
+        self.message, self.row = message, row
+
+    def numbered(self, row: int) -> "TargetFault":
+        """The same fault, with the row's number in the whole of the data."""
+        return TargetFault(self.message, row)
 
 
 class Likelihood(Protocol):

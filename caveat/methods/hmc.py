@@ -23,6 +23,7 @@ from caveat.engine.chains import (
     DrawStore,
     HamiltonianSampler,
     ParallelChains,
+    PassSettings,
     warn_of_what_chains_ignore,
 )
 from caveat.engine.method import Method
@@ -50,6 +51,9 @@ class HMC(Method):
     mass: Literal["identity", "diagonal"] = "identity"  # "diagonal" scales by the spread seen in the warm-up
     splits: Count = 1  # parts of the rows that take turns within a step
     begin: Literal["layers", "prior"] = "layers"  # first weights: as the layers draw theirs, or from the prior
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass; weights stay as they are
+    channels_last: bool = False  # memory format of images and filters, faster on a GPU
+    compile: bool = False  # let torch.compile fuse the forward and backward pass
     starts_from: ClassVar[StartsFrom] = "fresh"
     quick: ClassVar["HMC"]
 
@@ -81,7 +85,13 @@ class HMC(Method):
         coordinates = Coordinates.of(network, task.hyper)
         store = DrawStore(run, network.dtype, coordinates, (self.chains, self.length), HAMILTONIAN_STATS)
         with ParallelChains(
-            task, run, self.chains, coordinates, temperature=self.temperature, parts=self.splits
+            task,
+            run,
+            self.chains,
+            coordinates,
+            temperature=self.temperature,
+            parts=self.splits,
+            settings=PassSettings(self.precision, self.channels_last, self.compile),
         ) as chains:
             sampler = HamiltonianSampler(self, chains, store, run)
             sampler.run_all()

@@ -55,7 +55,7 @@ class MAP(Method):
                     f"the temperature went to {float(hyper['temperature']):.2g}, the end of its range: the validation "
                     "rows are too few or too easy to set it"
                 )
-        diagnostics = {"history": point.history} | {k: v.tolist() for k, v in hyper.items()}
+        diagnostics = point.report() | {k: v.tolist() for k, v in hyper.items()}
         return {"params": point.params, "hyper": hyper}, run.info(network, "point estimate", diagnostics)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:

@@ -48,6 +48,8 @@ class SWAG(Method):
         check_knobs(self)
         if self.training.patience:
             raise ValueError("SWAG averages over every epoch, so it cannot stop early: leave training.patience at 0")
+        if self.training.epochs is None:
+            raise ValueError("SWAG averages over epochs, so it has to know how many: give training.epochs")
         if self.training.epochs < (3 if self.rank else 2) or self.rank == 1:
             raise ValueError(
                 f"SWAG needs a rank of 0 and 2 epochs, or a rank of at least 2 and 3 epochs, to see a spread; "
@@ -57,7 +59,7 @@ class SWAG(Method):
     @property
     def _columns(self) -> int:
         """Columns of D: the first iterate is its own mean, so it has no deviation."""
-        return min(self.rank, self.training.epochs - 1)
+        return min(self.rank, (self.training.epochs or 0) - 1)
 
     def memory(self, network: Network) -> int:
         """Bytes of two moments and of the deviations."""
@@ -93,7 +95,7 @@ class SWAG(Method):
             {name: path[f"{kind}/{name}"] for name in network.names if f"{kind}/{name}" in path}
             for kind in ("mean", "spread", "deviations")
         )
-        variance = {name: square / self.training.epochs for name, square in squares.items()}
+        variance = {name: square / (self.training.epochs or 1) for name, square in squares.items()}
         buffers = {name: value for name, value in trained.items() if name not in mean}
         return PathGaussian(mean, variance, deviations, buffers)
 

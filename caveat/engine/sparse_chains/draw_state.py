@@ -8,19 +8,23 @@ tensors of a draw are named "<draw>/<name>" in the groups "active", "rest" and "
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
+from caveat.engine.chains import DrawChecks
 from caveat.engine.predictors import PIECE_ROWS, Replicas, pick
+from caveat.engine.run import Run
 from caveat.engine.sparse import Substitute
 from caveat.engine.variational import LayerState
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import CorruptFile, State
+from caveat.task import Task
 
-__all__ = ["DrawsPredictor", "DrawsState", "deployed_state"]
+__all__ = ["DrawsPredictor", "DrawsState", "check_draws", "deployed_state"]
 
 _LEARNED = "hyper/"  # in a draw's group "rest", before what the likelihood learned with it
 
@@ -89,6 +93,16 @@ def deployed_state(state: State, rng: torch.Generator | None) -> LayerState:
         return LayerState.of(state)
     draws = DrawsState.of(state).draws
     return draws[-1] if rng is None else draws[pick(len(draws), 1, rng)[0]]
+
+
+def check_draws(state: DrawsState, task: Task, run: Run) -> dict[str, Any]:
+    """Whether the draws of a chain have mixed and explain the rows, as json; adds warnings to the run."""
+    checks, count = DrawChecks(task, run), len(state.draws)
+    predictor = DrawsPredictor(state, task.network.to(run.device))
+    outputs, _ = predictor.outputs(checks.x, count, torch.Generator().manual_seed(0))  # each draw once, in order
+    for outputs_of_draw, learned in zip(outputs, state.learned, strict=True):
+        checks.add(outputs_of_draw, learned)
+    return checks.findings(1, {})
 
 
 class DrawsPredictor:

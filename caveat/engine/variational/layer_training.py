@@ -183,7 +183,7 @@ class LayerTraining:
         self._take_up()
         substitute.use(self.mean.detach())
         hyper = task.fitted_hyper(substitute.network, {}, task.validation)
-        if self.training.epochs:
+        if self.training.epochs != 0:
             warn_if_nothing_was_learned(task, substitute.network, {}, hyper, self.run)
         log_std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), log_std, substitute.rest(), hyper, history)
