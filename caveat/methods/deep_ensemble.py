@@ -62,6 +62,7 @@ class DeepEnsemble(Method):
                 member = finished[0]["member"]
             run.absorb(part)
             mine[m] = {name: value.to(run.device) for name, value in member.items()}
+        run.warnings.extend(fresh_weights.notes())
         run.add_costs_of_ranks()
         state = {"params": run.ranks.gather(mine, self.members), "hyper": task.hyper}
         return state, run.info(network, f"{self.members} point estimates")
