@@ -9,7 +9,11 @@ multiple of d needs the curvature's eigenvalues only. For a precision of each la
 
 is repeated with a new factor each time. On validation rows the best multiple is the one whose linearised prediction has
 the lowest negative log likelihood. Noise that is learned is found there with it: the noise that is best for the point
-alone counts all that the point does not know, and beside it no posterior would have anything left to explain.
+alone counts all that the point does not know, and beside it no posterior would have anything left to explain. "auto"
+takes the evidence's choice, of noise too, unless validation rows can tell another from it (`evidence_choice`).
+
+This evidence takes the trained weights w*. That of the linearised network as a linear model, as `SampledLaplace` has
+it, takes the linear model's own mean in their place.
 """
 
 import math
