@@ -92,15 +92,18 @@ def optimise(
     after_epoch: Callable[[int], None] | None = None,
     after_step: Callable[[Moments], None] | None = None,
     training_flops: float | None = None,
-    keep_best: bool = False,
+    row_losses: Callable[[], Tensor] | None = None,
 ) -> list[dict[str, float]]:
     """Train the variables in place; returns the history, one record an epoch.
 
     Where `training` leaves the number of epochs open and there are many, about a hundred of them have a record. `decay`
     is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
-    `validate` (lower is better) and `training.patience` or `keep_best`, the values of the best epoch that has a record
-    are restored at the end. `after_step` may change the variables, and with them the optimiser's moments of a tensor.
-    `training_flops` is the cost of a row, forward and backward, where it is not that of the network's own passes.
+    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. With
+    `row_losses`, which gives the losses [R] of validation rows, it is the last epoch of those that have a record which
+    these rows cannot tell from the best: whose mean loss is within a standard error of the difference. Records of
+    epochs that were the ones to take have "kept". `after_step` may change the variables, and with them the optimiser's
+    moments of a tensor. `training_flops` is the cost of a row, forward and backward, where it is not that of the
+    network's own passes.
     """
     if training.patience and validate is None:
         raise ValueError(
@@ -108,8 +111,7 @@ def optimise(
             "give the task validation=0.1, or a loader"
         )
     optimizers = _optimizers(variables, training, decay, run)
-    keep_best = keep_best or training.patience > 0
-    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops, keep_best)
+    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops)
     loop.restore()
     with run.bar(loop.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
@@ -117,7 +119,9 @@ def optimise(
             loop.run_epoch(bar)
             if after_epoch is not None:
                 after_epoch(loop.epoch)
-            if validate is not None and loop.has_record():
+            if row_losses is not None and loop.has_record():
+                loop.select(row_losses())
+            elif validate is not None and loop.has_record():
                 loop.record(validate())
             if run.checkpoint_due():
                 loop.checkpoint()
@@ -140,12 +144,10 @@ class _Loop:
         optimizers: list[torch.optim.Optimizer],
         after_step: Callable[[Moments], None] | None,
         training_flops: float | None,
-        keeps_best: bool,
     ) -> None:
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run, self.optimizers = training, run, optimizers
         self.after_step, self.training_flops = after_step, training_flops  # FLOPs of a row: None until measured
-        self.keeps_best = keeps_best
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.epochs = training.epochs_for(self.steps)
         # Epochs from one record of the history to the next: a hundred records say all of a training without a length.
@@ -158,6 +160,7 @@ class _Loop:
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: State = {}
+        self.best_losses: Tensor | None = None  # [R], of validation rows at the best epoch so far
         self.shown_at = self.checked_at = 0.0  # when the progress was last shown, and the loss last checked
 
     def run_epoch(self, bar: Any) -> None:
@@ -271,10 +274,28 @@ class _Loop:
         validation = float(shared) / self.run.ranks.size
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
-        if validation < best and self.keeps_best:
-            self.best = {
-                g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
-            }
+        if validation < best and self.training.patience:
+            self._keep()
+
+    def select(self, losses: Tensor) -> None:
+        """Record the mean of the validation rows' losses [R]; copy the values if no better epoch is told from this."""
+        shared = losses.double().to(self.run.device)
+        self.run.ranks.add([shared])  # so that all ranks take the same epoch
+        losses = shared.cpu() / self.run.ranks.size
+        self.history[-1]["validation"] = float(losses.mean())
+        if self.best_losses is None or losses.mean() < self.best_losses.mean():
+            self.best_losses = losses
+        differences = losses - self.best_losses
+        error = float(differences.std(correction=0)) / math.sqrt(max(len(losses) - 1, 1))
+        if float(differences.mean()) <= error:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Copy the present values, and say so in the record."""
+        self.history[-1]["kept"] = 1.0
+        self.best = {
+            g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
+        }
 
     def stale(self) -> bool:
         """Whether the validation loss has not improved for `patience` epochs."""
@@ -295,6 +316,8 @@ class _Loop:
                 if v is not None
             }
         carry["rng"] = {"state": self.run.rng.get_state()}
+        if self.best_losses is not None:
+            carry["best_losses"] = {"rows": self.best_losses}
         self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
 
     def restore(self) -> None:
@@ -306,6 +329,7 @@ class _Loop:
         self.epoch, self.history = note["epoch"], note["history"]
         _copy({g.removeprefix("now."): t for g, t in carry.items() if g.startswith("now.")}, self.variables.groups())
         self.best = {g.removeprefix("best."): dict(t) for g, t in carry.items() if g.startswith("best.")}
+        self.best_losses = carry["best_losses"]["rows"] if "best_losses" in carry else None
         for place, optimizer in enumerate(self.optimizers):
             content = optimizer.state_dict()
             for key, value in carry[f"optimizer{place or ''}"].items():

@@ -32,16 +32,20 @@ class Point:
     params: Params
     hyper: Hyper
     history: list[dict[str, float]]
-    by_validation: bool = False  # whether it is the best epoch on validation rows, rather than the last
 
     def report(self) -> dict[str, Any]:
         """How training went: its history, and where there is one, the epoch that was taken and why."""
         if not self.history:
             return {"history": self.history}
+        kept = [record["epoch"] for record in self.history if record.get("kept")]
+        taken_by = "validation" if kept else "the end of training"
         last = self.history[-1]["epoch"]
-        taken = min(self.history, key=lambda record: record["validation"])["epoch"] if self.by_validation else last
-        chosen_by = "validation" if self.by_validation else "the end of training"
-        return {"history": self.history, "epochs": last, "taken_epoch": taken, "taken_by": chosen_by}
+        return {
+            "history": self.history,
+            "epochs": last,
+            "taken_epoch": kept[-1] if kept else last,
+            "taken_by": taken_by,
+        }
 
     def draw(self) -> Params:
         """The point as a draw of the weights, with the noise that was learned among them as "hyper/log_noise"."""
@@ -62,7 +66,7 @@ def train_point(
 ) -> Point:
     """Train weights and noise from `start`, which has the groups "params" and "hyper".
 
-    Training whose length nobody gave takes the epoch that is best on validation rows, where there are such. In the end,
+    Training whose length nobody gave takes the last epoch that validation rows cannot tell from the best. In the end,
     noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if there are
     none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
     `after_epoch(epoch, variables)` may read the variables and update running quantities in `extra`.
@@ -90,10 +94,13 @@ def train_point(
         )
         return -joint / task.n, outputs
 
-    def validation_loss() -> float:
+    def row_losses() -> Tensor:
         """With the noise that the validation rows show, which is the one kept: that of training rows falls to zero."""
-        hyper = task.fitted_hyper(trainee, {}, task.validation)
-        return -float(task.log_likelihood(trainee, {}, hyper, task.validation))
+        assert task.validation is not None
+        outputs, targets = task.outputs(trainee, {}, task.validation)
+        hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
+        hyper = network.likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
+        return -network.likelihood.log_prob(outputs, targets, hyper).double()
 
     def after(epoch: int) -> None:
         variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
@@ -101,7 +108,8 @@ def train_point(
         if after_epoch is not None:
             after_epoch(epoch, variables)
 
-    by_validation = task.validation is not None and training.epochs is None and after_epoch is None
+    open_ended = training.epochs is None and not training.patience and after_epoch is None
+    by_validation = open_ended and task.validation is not None
     history = optimise(
         task,
         network,
@@ -110,18 +118,17 @@ def train_point(
         training,
         run,
         decay=decay,
-        validate=None if task.validation is None else validation_loss,
+        validate=None if task.validation is None else lambda: float(row_losses().mean()),
         after_epoch=after,
-        keep_best=by_validation,
+        row_losses=row_losses if by_validation else None,
     )
     owned = {*written, *start["params"]}
     moved = {name: t for name, t in variables.buffers.items() if name in owned}
     params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
-    point = Point(
-        params, task.fitted_hyper(network, params, task.validation), history, by_validation or training.patience > 0
-    )
+    point = Point(params, task.fitted_hyper(network, params, task.validation), history)
     warn_if_nothing_was_learned(task, network, point.params, point.hyper, run)
-    if (taken := point.report()["taken_epoch"]) == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
+    taken = point.report()["taken_epoch"]
+    if taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
         warn_if_no_optimum(task, network, point.params, run, f"the point after {taken} epochs of training")
     return point
 
