@@ -65,7 +65,12 @@ class SWAG(Method):
     @property
     def _columns(self) -> int:
         """Columns of D: the first iterate is its own mean, so it has no deviation."""
-        return min(self.rank, (self.training.epochs or 0) - 1)
+        return min(self.rank, self._epochs - 1)
+
+    @property
+    def _epochs(self) -> int:
+        assert self.training.epochs is not None  # `__post_init__` has seen to it
+        return self.training.epochs
 
     @property
     def _factor(self) -> float:
@@ -113,7 +118,7 @@ class SWAG(Method):
             {name: path[f"{kind}/{name}"] for name in network.names if f"{kind}/{name}" in path}
             for kind in ("mean", "spread", "deviations")
         )
-        variance = {name: square / (self.training.epochs or 1) for name, square in squares.items()}
+        variance = {name: square / self._epochs for name, square in squares.items()}
         buffers = {name: value for name, value in trained.items() if name not in mean}
         return PathGaussian(mean, variance, deviations, buffers)
 

@@ -52,7 +52,7 @@ Arithmetic = Literal["full", "bfloat16"]
 class LaplaceKnobs(Method):
     """How the curvature is summed, how the prior precision is found, and how predictions are made."""
 
-    # The prior's: auto takes validation or, without validation rows, evidence; given is the task's own; scaled, that
+    # The prior's: auto takes evidence unless validation rows can tell; given is the task's own; scaled, that
     # times the share of weights chosen; layers finds one a layer by evidence; or a number.
     precision: Precision | Positive = "auto"
     # By linearised draws, weight draws, in closed form (exact for Gaussian noise, probit for classes), by the Laplace
