@@ -23,6 +23,7 @@ from caveat.engine.chains import (
     DrawStore,
     HamiltonianSampler,
     ParallelChains,
+    check_chains,
     warn_of_what_chains_ignore,
 )
 from caveat.engine.method import Method
@@ -86,8 +87,9 @@ class HMC(Method):
             sampler = HamiltonianSampler(self, chains, store, run)
             sampler.run_all()
             run.ranks.wait()  # until the first rank has written the last draw
-        info = run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
-        return store.state(task.hyper).tensors(), info
+        state = store.state(task.hyper)
+        diagnostics = sampler.diagnostics() | check_chains(state, task, run)
+        return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by HMC", diagnostics)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""
