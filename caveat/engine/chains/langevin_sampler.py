@@ -268,7 +268,7 @@ class LangevinSampler:
             if step == 0:
                 self._adapt_mass(which, gradient(position[which]))
             mass = _mass(self.square[which])
-        self.search.measure(gradient, position[which], which, first=step == 0, mass=mass)
+        self.search.measure(gradient, position[which], which, step, mass)
 
     def _check(self) -> None:
         sound = torch.isfinite(self.position).all(1).double()
