@@ -245,8 +245,9 @@ def _check_forward(partial: Path, network: Network) -> None:
 
 def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:
     """What a fit starts from, so that it is not resumed from something else."""
-    if method.starts_from == "fresh":  # the module's own weights are of no account
-        return digest_of({"fixed": task.network.fixed()})
+    if method.starts_from == "fresh":  # the module's own weights are of no account, but for those that are not drawn
+        drawn = task.network.initialise is None or callable(task.network.initialise)
+        return digest_of({"fixed": task.network.fixed()} | ({} if drawn else {"params": task.network.params()}))
     if start is None:
         return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
     return digest_of(start.state) if isinstance(start, Posterior) else settings_digest(start)

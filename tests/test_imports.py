@@ -74,6 +74,7 @@ FLOOR: dict[str, set[str]] = {
         "fresh_weights",
         "golden_section",
         "method",
+        "own_initialisers",
         "predictors",
         "run",
         "running_moments",

@@ -53,7 +53,7 @@ class AEB(Method):
     slab: Positive = 1.0  # v1: the variance of included weights, in units of sigma^2
     burn_in: NonNegativeInt | None = None  # epochs in which weights are removed; None: 100, or 2,000 steps if more
     length: Count = 20  # draws
-    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 20 steps if that is more
+    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 50 steps if that is more
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
     momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
     temperature: Positive = 0.03  # 1 is the posterior; below 1 it is cold, and pruning finds better weights

@@ -65,6 +65,7 @@ class DeepEnsemble(Method):
         for part in parts.values():
             run.absorb(part)
         mine = {m: {name: value.to(run.device) for name, value in mine[m].items()} for m in parts}
+        run.warnings.extend(fresh_weights.notes())
         run.add_costs_of_ranks()
         state = {"params": run.ranks.gather(mine, self.members), "hyper": task.hyper}
         return state, run.info(network, f"{self.members} point estimates")

@@ -24,6 +24,7 @@ from caveat.engine.chains import (
     HamiltonianSampler,
     ParallelChains,
     PassSettings,
+    check_chains,
     warn_of_what_chains_ignore,
 )
 from caveat.engine.method import Method
@@ -97,8 +98,9 @@ class HMC(Method):
             sampler = HamiltonianSampler(self, chains, store, run)
             sampler.run_all()
             run.ranks.wait()  # until the first rank has written the last draw
-        info = run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
-        return store.state(task.hyper).tensors(), info
+        state = store.state(task.hyper)
+        diagnostics = sampler.diagnostics() | check_chains(state, task, run)
+        return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by HMC", diagnostics)
 
     def check_state(self, state: State, network: Network) -> None:
         """Refuse a state that is not as many draws of the network's weights as the knobs say."""

@@ -34,7 +34,7 @@ class MaskedBNN(Method):
     most: Annotated[int, Range(1, 5)] = 3  # nodes that are born or die at once
     burn_in: NonNegativeInt | None = None  # epochs before the first draw; None: 100, or 2,000 steps if that is more
     length: Count = 20  # draws
-    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 20 steps if that is more
+    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 50 steps if that is more
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
     momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
     temperature: Positive = 1.0  # of the weights; below 1: a cold posterior

@@ -50,10 +50,10 @@ class SGMCMC(Method):
 
     chains: Count = 4
     length: Count = 100  # draws of each chain
-    thin: Count | None = None  # epochs from one draw to the next; None: 1, or as many as make 20 steps
+    thin: Count | None = None  # epochs from one draw to the next; None: 1, or as many as make 50 steps
     burn_in: NonNegativeInt | None = None  # epochs before the first draw; None: 100, or as many as make 2,000 steps
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
-    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.99  # beta; 0 is SGLD
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.98  # beta; 0 is SGLD
     preconditioner: Literal["identity", "rmsprop"] = "identity"
     cycle: NonNegativeInt = 0  # epochs in which the step falls to 0; 0 keeps it as it is
     draws_a_cycle: Count = 1  # taken at the cycle's end

@@ -45,6 +45,10 @@ class DiagonalPart:
         """Pieces of J of this parameter, [b, D, p], each with its rows."""
         yield from row_pass.jacobian_blocks(names)
 
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """The weights themselves."""
+        return weights
+
     def weights(self, deltas: Tensor) -> Tensor:
         """The draws themselves: the coordinates are weights."""
         return deltas
@@ -132,6 +136,11 @@ class RotatedPart:
                     per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
                 by_use.append(torch.stack(per_output, 1))
             yield rows, torch.stack(by_use).sum(0)
+
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """Weights [count, O I], the bias as a last input, in the eigenbasis: Q_G^T W Q_A."""
+        blocks = weights.unflatten(1, (len(self.out_values), len(self.in_values)))
+        return (self.out_vectors.T @ blocks @ self.in_vectors).flatten(1)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates [count, O I] back to the weight, then the bias."""
@@ -235,10 +244,14 @@ class LayerGaussian:
         return total
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draws [count, n], independent in the coordinates of each part."""
+        """Draws [count, n], independent in the coordinates of each part, in the order of the parts.
+
+        They are P^-1/2 z with the symmetric root, Q diag(p^-1/2) Q^T, of z that are standard normal over the weights:
+        which of the eigenvectors' signs, or of the bases of equal eigenvalues, rounding has chosen does not matter.
+        """
         return torch.cat(
-            [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
-        )  # in the order of the parts
+            [part.coordinates(normals((count, len(p)), rng, p)) / p.sqrt() for _, part, p in self.precisions()], 1
+        )
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta for each draw, summed over the parts, [count, B, D]."""
