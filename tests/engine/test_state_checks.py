@@ -39,6 +39,7 @@ def test_shape_type_and_finite_numbers() -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(CorruptFile, match="w holds NaN or infinity"):
             check_finite("w", torch.tensor([0.0, bad]))
+    check_finite("w", torch.full((4,), 3e38))  # whose sum is infinite
     check_finite("log", torch.tensor([-torch.inf]), logarithm=True)
     for bad in (torch.nan, torch.inf):
         with pytest.raises(CorruptFile, match="log holds NaN or infinity"):
