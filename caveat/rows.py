@@ -98,6 +98,11 @@ class Rows:
         for rows, batch in zip(chosen, loader, strict=True):
             yield self._checked(batch, rows, device)
 
+    def resident(self, positions: Tensor) -> Batch:
+        """The batch at positions on the device where the rows are (`on`), without a look at its values."""
+        rows = self.indices[positions]
+        return _split_batch(tuple(t[rows] for t in self.dataset.tensors), self.needs_targets)
+
     def ordered(self, size: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """All rows once, in order."""
         yield from self.batches(torch.split(torch.arange(len(self)), size or self.batch_size), device)

@@ -22,7 +22,7 @@ from pathlib import Path
 __all__ = ["library"]
 
 USER = getattr(os, "getuid", int)()  # where users have no numbers, files have 0
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("sparse.cpp", "winograd.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("sparse.cpp", "winograd.cpp", "perceptron.cpp"))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-std=c++17")
 # With threads, which torch's own OpenMP then serves, where the compiler can; else without.
 CHOICES = ((*FLAGS, "-fopenmp"), FLAGS)
@@ -31,6 +31,8 @@ POINTERS = {
     "caveat_backward": 14,
     "caveat_winograd_weights": 3,
     "caveat_winograd": 6,
+    "caveat_trajectory_float": 4,
+    "caveat_trajectory_double": 4,
 }  # each followed by the number of threads
 
 
@@ -47,7 +49,8 @@ def library() -> ctypes.CDLL | None:
         return loaded(compiler(), cache())
     except (BuildError, OSError, RuntimeError) as error:  # the last: no home directory
         warnings.warn(
-            f"sparse layers run through dense weights and convolutions by direct sums, which is slower: {error}. "
+            "sparse layers run through dense weights, convolutions by direct sums and trajectories of HMC through "
+            f"torch, which is slower: {error}. "
             "Install a C++ compiler (g++ or clang++, or name one in CXX), or set CAVEAT_NATIVE=0 to do without",
             stacklevel=2,
         )

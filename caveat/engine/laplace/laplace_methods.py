@@ -25,6 +25,7 @@ from caveat.engine.laplace.prior_precision import Precision, TunedGaussian
 from caveat.engine.laplace.sweep import Fisher, Sweep
 from caveat.engine.method import Method
 from caveat.engine.run import Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, Positive, Share, check_knobs
 from caveat.likelihoods import Categorical, Gaussian, Hyper, Likelihood
 from caveat.likelihoods.protocol import fisher_rank
@@ -51,7 +52,7 @@ Arithmetic = Literal["full", "bfloat16"]
 class LaplaceKnobs(Method):
     """How the curvature is summed, how the prior precision is found, and how predictions are made."""
 
-    # The prior's: auto takes validation or, without validation rows, evidence; given is the task's own; scaled, that
+    # The prior's: auto takes evidence unless validation rows can tell; given is the task's own; scaled, that
     # times the share of weights chosen; layers finds one a layer by evidence; or a number.
     precision: Precision | Positive = "auto"
     # By linearised draws, weight draws, in closed form (exact for Gaussian noise, probit for classes), by the Laplace
@@ -87,6 +88,11 @@ class LaplaceKnobs(Method):
     def predictor(self, state: State, network: Network) -> LaplacePredictor:
         """Predictions of the linearised network."""
         return LaplacePredictor(LaplaceState.of(state), network, self.prediction)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not a Gaussian around a point of the network."""
+        check_names("state", state, ["params", "hyper", "gaussian"], ["subnetwork"])
+        LaplaceState.of(state).check(network)
 
     def check_against(self, task: Task, outputs: Tensor) -> None:
         """Refuse knobs that this task, whose network has such outputs, cannot be given."""

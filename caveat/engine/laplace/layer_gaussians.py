@@ -14,10 +14,21 @@ from torch import Tensor
 from caveat.engine.cost import working_numbers
 from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
 from caveat.engine.row_gradients import Jacobian, ProductUse, RowPass
+from caveat.engine.state_checks import check_names, check_tensor
 from caveat.network import Params
 from caveat.randomness import normals
+from caveat.storage import CorruptFile
 
-__all__ = ["DiagonalPart", "KroneckerPart", "LayerCurvature", "LayerGaussian", "RotatedPart", "factors", "restored"]
+__all__ = [
+    "DiagonalPart",
+    "KroneckerPart",
+    "LayerCurvature",
+    "LayerGaussian",
+    "RotatedPart",
+    "check_gaussian",
+    "factors",
+    "restored",
+]
 
 
 @dataclass(frozen=True)
@@ -367,3 +378,38 @@ def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRa
             DiagonalPart(**fields_of_part) if is_diagonal else RotatedPart(**fields_of_part, has_bias=len(names) > 1)
         )
     return LayerGaussian(parts, places, prior)
+
+
+def check_gaussian(tensors: Params, shapes: dict[str, torch.Size], size: int, dtype: torch.dtype) -> None:
+    """Refuse what `restored` cannot make a Gaussian of: one over `size` weights, of parameters of these shapes."""
+    where, types = "gaussian", (dtype, torch.float32, torch.float64)
+    check_tensor(f"{where}/prior", tensors["prior"], (size,), types)
+    if not bool((tensors["prior"] > 0).all()):
+        raise CorruptFile(f"{where}/prior holds precisions that are not positive")
+    expected: dict[str, tuple[int, ...]] = {}
+    if "rows" in tensors or "cholesky" in tensors:
+        check_names(where, tensors, ["prior", "cholesky"], ["rows"])
+        count = len(tensors["rows"]) if "rows" in tensors and tensors["rows"].ndim else size
+        expected["cholesky"] = (count, count)
+        if "rows" in tensors:
+            expected["rows"] = (count, size)
+    else:
+        parts = dict.fromkeys(key.rpartition("|")[0] for key in tensors if key != "prior")
+        named = [name for part in parts for name in part.split("+")]
+        if sorted(named) != sorted(shapes):
+            raise CorruptFile(f"{where} is about {', '.join(named) or 'nothing'}, not about {', '.join(shapes)}")
+        for part in parts:
+            weight, *bias = part.split("+")
+            shape = shapes[weight]
+            if f"{part}|ggn" in tensors:
+                expected[f"{part}|ggn"] = (sum(shapes[name].numel() for name in part.split("+")),)
+                continue
+            outputs = int(shape[0]) if len(shape) else 1
+            inputs = shape.numel() // max(outputs, 1) + len(bias)
+            expected |= {f"{part}|in_values": (inputs,), f"{part}|in_vectors": (inputs, inputs), f"{part}|count": ()}
+            expected |= {f"{part}|out_values": (outputs,), f"{part}|out_vectors": (outputs, outputs)}
+        check_names(where, tensors, ["prior", *expected])
+    for name, shape_of_it in expected.items():
+        in_double = "rows" in tensors and name == "cholesky"  # the inner matrix of the dual form is factored so
+        kinds = (tensors["prior"].dtype, *([torch.float64] if in_double else []))
+        check_tensor(f"{where}/{name}", tensors[name], shape_of_it, kinds)
