@@ -81,12 +81,13 @@ def _of_other_type(tensor: Tensor, chance: random.Random) -> Tensor:
     return tensor.to(chance.choice([kind for kind in kinds if kind != tensor.dtype]))
 
 
-def _not_a_number(tensor: Tensor, chance: random.Random) -> Tensor:
+def _not_a_number(tensor: Tensor, chance: random.Random, *, any_whole: bool) -> Tensor:
+    """A NaN or an infinity among numbers; among whole ones what is out of range, which of seeds is below zero alone."""
     tensor = tensor.clone()
     if tensor.numel() and tensor.is_floating_point():
         tensor.view(-1)[chance.randrange(tensor.numel())] = chance.choice([float("nan"), float("inf")])
     elif tensor.numel() and tensor.dtype != torch.bool:
-        tensor.view(-1)[chance.randrange(tensor.numel())] = chance.choice([-1, 2**30])
+        tensor.view(-1)[chance.randrange(tensor.numel())] = -1 if any_whole else chance.choice([-1, 2**30])
     return tensor
 
 
@@ -104,7 +105,7 @@ def change_state(folder: Path, chance: random.Random) -> str:
     elif kind == "reshape":
         tensors[name] = _reshaped(tensors[name], chance)
     elif kind == "nan":
-        tensors[name] = _not_a_number(tensors[name], chance)
+        tensors[name] = _not_a_number(tensors[name], chance, any_whole=group == "state.seeds")
     elif kind == "type":
         tensors[name] = _of_other_type(tensors[name], chance)
     elif kind == "swap":

@@ -101,14 +101,14 @@ class IVON(Method):
         return state.tensors(), run.info(network, "diagonal Gaussian", diagnostics)
 
     def check_state(self, state: State, network: Network) -> None:
-        """Refuse a state that is not a Gaussian over this network's weights."""
+        """Refuse a state that is not a diagonal Gaussian over the network's weights."""
         check_names("state", state, ["mean", "variance", "buffers", "hyper"])
         found, (weights, buffers) = IVONState.of(state), network_tensors(network)
         check_like("mean", found.mean, weights)
         check_like("variance", found.variance, weights)
         if any(bool((variance < 0).any()) for variance in found.variance.values()):
             raise CorruptFile("variance holds negative numbers")
-        check_like("buffers", found.buffers, {name: buffers[name] for name in found.buffers if name in buffers})
+        check_like("buffers", found.buffers, buffers if found.buffers else {})
         check_hyper(found.hyper, network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:

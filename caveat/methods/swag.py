@@ -27,7 +27,14 @@ from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.running_moments import RunningMoments
 from caveat.engine.state_checks import check_hyper, check_like, check_names, check_tensor, network_tensors
-from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
+from caveat.engine.training import (
+    Training,
+    Variables,
+    has_batchnorm,
+    refreshed_statistics,
+    statistic_names,
+    train_point,
+)
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -146,8 +153,10 @@ class SWAG(Method):
         if swag.prepared is not None:
             draws = (self.default_draws,)
             check_tensor("seeds/seed", swag.prepared.seeds, draws, (torch.int64,))
-            statistics = swag.prepared.statistics
-            check_like("statistics", statistics, {name: buffers[name] for name in statistics if name in buffers}, draws)
+            if bool((swag.prepared.seeds < 0).any()):
+                raise CorruptFile("seeds/seed holds negative numbers")
+            statistics = {name: buffers[name] for name in statistic_names(network)}
+            check_like("statistics", swag.prepared.statistics, statistics, draws)
         check_hyper(swag.hyper, network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
