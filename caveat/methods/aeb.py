@@ -27,11 +27,13 @@ from caveat.engine.sparse import (
     dense_layers,
     plain_layers,
     sparse_layers,
+    training_account,
     weight_name,
 )
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab, check_draws
+from caveat.engine.state_checks import check_names
 from caveat.engine.training import BatchPart
-from caveat.engine.variational import smaller_layout, training_account
+from caveat.engine.variational import smaller_layout
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior
@@ -113,6 +115,11 @@ class AEB(Method):
             return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
 
         return run.info(task.network.to(run.device), treatment, diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network as the knobs say."""
+        check_names("state", state, ["active", "rest", "hyper"], ["slices"])
+        DrawsState.of(state).check(network, self.length)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""

@@ -16,6 +16,7 @@ from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import plain_layers, weight_name
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, MaskedNetwork, check_draws, mean_account
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.storage import State
@@ -86,6 +87,11 @@ class MaskedBNN(Method):
         }  # fmt: skip
         diagnostics |= chain.check() | check_draws(state, target.task, run)
         return run.info(network, treatment, diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network as the knobs say."""
+        check_names("state", state, ["active", "rest", "hyper"], ["slices"])
+        DrawsState.of(state).check(network, self.length)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""

@@ -27,11 +27,13 @@ from caveat.engine.chains import (
     EpochPlan,
     LangevinSampler,
     ParallelChains,
+    PassSettings,
     check_chains,
     warn_of_what_chains_ignore,
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -57,11 +59,17 @@ class SGMCMC(Method):
     draws_a_cycle: Count = 1  # taken at the cycle's end
     temperature: Positive = 1.0  # below 1: a cold posterior
     batch_size: Count | None = None  # rows of a step; None: the loader's, or all where there are at most 1,024
+    augment: bool = False  # as the task says; augmented rows are no data that a likelihood could be of
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass; weights stay as they are
+    channels_last: bool = False  # memory format of images and filters, faster on a GPU
+    compile: bool = False  # let torch.compile fuse the forward and backward pass
     starts_from: ClassVar[StartsFrom] = "fresh"
     quick: ClassVar["SGMCMC"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        if self.augment and self.batch_size is None:
+            raise ValueError("SGMCMC(augment=True) augments batches: give batch_size, below the number of rows")
         if self.preconditioner == "rmsprop" and self.burn_in == 0:
             raise ValueError("SGMCMC(burn_in=0) leaves no epochs in which preconditioner='rmsprop' could be found")
         if not self.cycle and self.draws_a_cycle > 1:
@@ -96,11 +104,20 @@ class SGMCMC(Method):
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Run every chain from fresh weights, one epoch after the other."""
         network = task.network.to(run.device)
-        warn_of_what_chains_ignore(task, run)
+        warn_of_what_chains_ignore(task, run, augments=self.augment)
         coordinates = Coordinates.of(network, task.hyper, whitened=False)
         store = DrawStore(run, network.dtype, coordinates, (self.chains, self.length), LANGEVIN_STATS)
         plan = self.plan(task.n, task.train.batch_size)
-        with ParallelChains(task, run, self.chains, coordinates, batched=plan.steps == 1) as chains:
+        settings = PassSettings(self.precision, self.channels_last, self.compile)
+        with ParallelChains(
+            task,
+            run,
+            self.chains,
+            coordinates,
+            batched=plan.steps == 1,
+            settings=settings,
+            rows_of_step=plan.batch if plan.steps > 1 else None,
+        ) as chains:
             sampler = LangevinSampler(self, plan, task, chains, store, run)
             sampler.run_all()
             run.ranks.wait()  # the first rank writes the last draw
@@ -108,6 +125,11 @@ class SGMCMC(Method):
         state = store.state(task.hyper)
         diagnostics |= check_chains(state, task, run)
         return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "stats", "hyper"])
+        ChainState.of(state).check(network, (self.chains, self.length))
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""

@@ -37,7 +37,7 @@ from caveat.engine.chains.hamiltonian_sampler import HAMILTONIAN_STATS, Hamilton
 from caveat.engine.chains.langevin import LangevinDynamics
 from caveat.engine.chains.langevin_chain import LangevinChain, LearnedNoise
 from caveat.engine.chains.langevin_sampler import LANGEVIN_STATS, EpochPlan, LangevinSampler
-from caveat.engine.chains.log_posterior import LogPosterior
+from caveat.engine.chains.log_posterior import LogPosterior, PassSettings
 from caveat.engine.chains.parallel_chains import ParallelChains, random_stream, warn_of_what_chains_ignore
 from caveat.engine.chains.step_search import BURN_IN_STEPS, STEPS_A_DRAW, StepSearch
 
@@ -62,6 +62,7 @@ __all__ = [
     "LearnedNoise",
     "LogPosterior",
     "ParallelChains",
+    "PassSettings",
     "RhatNull",
     "StepSearch",
     "check_chains",

@@ -15,7 +15,7 @@ from torch import Tensor
 from caveat.batches import tensors
 from caveat.engine.chains.diagnostics import e_bfmi
 from caveat.engine.chains.draw_store import DrawStore
-from caveat.engine.chains.hamiltonian import DualAveraging, integrate
+from caveat.engine.chains.hamiltonian import DualAveraging
 from caveat.engine.chains.log_posterior import LogPosterior
 from caveat.engine.chains.parallel_chains import ParallelChains, random_stream
 from caveat.engine.fresh_weights import FreshWeights
@@ -191,14 +191,8 @@ class HamiltonianSampler:
         streams = [random_stream(self.run.seed, iteration, chain) for chain in self.chains.mine[which]]
         momentum = torch.stack([torch.randn(size, generator=s, dtype=dtype) for s in streams]).to(device)
         threshold = torch.stack([torch.rand((), generator=s, dtype=torch.float64) for s in streams]).log().to(device)
-        position, end, likelihood, gradient = integrate(
-            partial(self.chains.gradient, log_posterior),
-            now.position[which],
-            momentum,
-            now.gradient[which],
-            step_size,
-            steps,
-            parts,
+        position, end, likelihood, gradient = self.chains.trajectory(
+            log_posterior, now.position[which], momentum, now.gradient[which], step_size, steps
         )
         prior = log_posterior.log_prior(position)
         if parts > 1:

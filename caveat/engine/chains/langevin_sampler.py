@@ -1,7 +1,7 @@
 """SG-MCMC's loop: step through the rows of every epoch, find the step size in the burn-in, write draws, checkpoint.
 
 Each chain sees the rows of an epoch in batches and an order of its own; where a batch has all rows, chains that share
-a log posterior are moved together.
+a log posterior are moved together. On a GPU steps are recorded and replayed, those of several chains side by side.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from caveat.engine.captured_steps import CapturedSteps, CaptureError, Lane, are_resident
 from caveat.engine.chains.draw_store import DrawStore
 from caveat.engine.chains.langevin import LangevinDynamics
 from caveat.engine.chains.log_posterior import LogPosterior
@@ -47,6 +48,10 @@ class LangevinKnobs(Protocol):
     @property
     def preconditioner(self) -> Literal["identity", "rmsprop"]:
         """Whether the burn-in measures a mass."""
+
+    @property
+    def augment(self) -> bool:
+        """Whether rows are augmented as the task says."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,12 @@ class LangevinSampler:
         self.dynamics = LangevinDynamics(knobs.momentum, knobs.temperature)
         given = None if knobs.learning_rate is None else knobs.learning_rate / task.n
         self.search = StepSearch(given, knobs.momentum, task.n, plan.batch, plan.burn_in * plan.steps)
+        self.augment = task.augment if knobs.augment else None
         self.epoch, self.taken = 0, 0
+        self._captures = are_resident(self.rows) and chains.ranks.size == 1 and plan.steps > 1
+        self._captured: CapturedSteps | None = None
+        device = chains.network.device
+        self._streams = {what: [torch.Generator(device) for _ in chains.mine] for what in ("noise", "augment")}
 
     def run_all(self) -> None:
         """Run every epoch that has not been run yet."""
@@ -105,7 +115,8 @@ class LangevinSampler:
         with self.run.bar(self.plan.epochs, "epoch") as bar:
             bar.update(self.epoch)
             while self.epoch < self.plan.epochs:
-                self.chains.each(self._one_epoch)
+                if not (self._captures and self._captured_epoch()):
+                    self.chains.each(self._one_epoch)
                 first = self.epoch * self.plan.steps
                 search = self.search.cost(range(first, first + self.plan.steps))
                 self.chains.count_cost((1 + search) * self.chains.count)
@@ -124,6 +135,7 @@ class LangevinSampler:
         streams = [random_stream(self.run.seed, "start", chain) for chain in self.chains.mine]
         fresh_weights = FreshWeights(network)
         self.position = torch.stack([coordinates.at(fresh_weights(rng)) for rng in streams]).to(network.device)
+        self.run.warnings.extend(fresh_weights.notes())
         self.momentum = torch.zeros_like(self.position)
         self.square = torch.full_like(self.position, math.nan)  # of the mean gradient: none has been seen yet
         self.search.begin(self._directions())
@@ -137,25 +149,72 @@ class LangevinSampler:
 
     def _one_epoch(self, log_posterior: LogPosterior, which: slice) -> None:
         """Step some chains, that are served by one log posterior, through all rows once."""
-        device, chains = self.position.device, self.chains.mine[which]
-        streams = [random_stream(self.run.seed, self.epoch, chain, "noise", device=device) for chain in chains]
-        for place, gradient in enumerate(self._gradients(log_posterior, chains)):
+        self._seed_streams(which)
+        for place, gradient in enumerate(self._gradients(log_posterior, which)):
             step = self.epoch * self.plan.steps + place
             if self.search.due(step):
                 self._measure(log_posterior, which, step)
-            share = self.plan.share_of_step(self.epoch, (place + 1) / self.plan.steps)
-            root_step_size = (share * self.search.step_size[which, None]).sqrt().to(self.position.dtype)
-            like = self.position[which]
-            noise = [torch.randn(like.shape[1], generator=s, dtype=like.dtype, device=device) for s in streams]
-            self._step(gradient(like), which, root_step_size, torch.stack(noise))
+            root_step_size = self._root_step_sizes(range(place, place + 1))[which]
+            self._step(gradient(self.position[which]), which, root_step_size)
 
-    def _step(self, gradient: Tensor, which: slice, root_step_size: Tensor, noise: Tensor) -> None:
-        """Move some chains by a gradient and by standard normal noise, [chains, P] each, and sqrt(eta) [chains, 1]."""
+    def _captured_epoch(self) -> bool:
+        """Step all chains of a GPU through all rows once; False, with nothing moved, if steps cannot be recorded."""
+        if self._captured is None or (self.epoch == self.plan.burn_in and self.knobs.preconditioner == "rmsprop"):
+            lanes = [self._lane(log_posterior, which) for which, log_posterior in self.chains.log_posteriors]
+            self._captured = CapturedSteps(self.rows, lanes)
+        self._seed_streams(slice(0, len(self.chains.mine)))
+        batches = torch.stack([self._order(chain) for chain in self.chains.mine]).split(self.plan.batch, 1)
+        begun, steps = self.epoch * self.plan.steps, self.plan.steps
+        starts = [place for place in range(steps) if place == 0 or self.search.due(begun + place)]
+        try:
+            for first, end in zip(starts, [*starts[1:], steps], strict=True):
+                if self.search.due(begun + first):
+                    self.chains.each(partial(self._measure, step=begun + first))
+                self._captured.run(batches[first:end], self._root_step_sizes(range(first, end)))
+        except CaptureError as error:
+            self.run.warnings.append(f"{error}: chains step one after the other, operation by operation")
+            self._captures = False
+            return False
+        return True
+
+    def _lane(self, log_posterior: LogPosterior, which: slice) -> Lane:
+        """The step of one chain as one that can be recorded."""
+
+        def step(batch: Batch, root_step_size: Tensor) -> None:
+            with torch.no_grad():
+                gradient = self._gradient_of_batch(
+                    log_posterior, self.position[which], batch=batch, rows=len(batch[1]), which=which
+                )
+                self._step(gradient, which, root_step_size)
+
+        changed = [self.position[which], self.momentum[which], self.square[which]]
+        return Lane(step, changed, [stream for streams in self._streams.values() for stream in streams[which]])
+
+    def _seed_streams(self, which: slice) -> None:
+        """Have the random numbers of this epoch: they depend on seed, chain and epoch alone."""
+        for what, streams in self._streams.items():
+            for stream, chain in zip(streams[which], self.chains.mine[which], strict=True):
+                stream.manual_seed(random_stream(self.run.seed, self.epoch, chain, what).initial_seed())
+
+    def _order(self, chain: int) -> Tensor:
+        """The rows of this epoch in the order in which a chain sees them."""
+        return torch.randperm(self.task.n, generator=random_stream(self.run.seed, self.epoch, chain))
+
+    def _root_step_sizes(self, places: range) -> Tensor:
+        """The square roots of the step sizes of each chain at steps of this epoch, [chains, steps] in float64."""
+        shares = [self.plan.share_of_step(self.epoch, (place + 1) / self.plan.steps) for place in places]
+        size = self.search.step_size
+        return (size[:, None] * size.new_tensor(shares)).sqrt()
+
+    def _step(self, gradient: Tensor, which: slice, root_step_size: Tensor) -> None:
+        """Move some chains by a gradient [chains, P], and by as much noise; sqrt(eta) is [chains, 1] or []."""
+        noise = torch.stack([_normal_like(gradient[0], rng) for rng in self._streams["noise"][which]])
         mass = None
         if self.knobs.preconditioner == "rmsprop":
             if self.epoch < self.plan.burn_in:
                 self._adapt_mass(which, gradient)
             mass = _mass(self.square[which])
+        root_step_size = root_step_size.to(gradient.dtype)
         self.dynamics.step(self.position[which], self.momentum[which], gradient, root_step_size, noise, mass)
 
     def _adapt_mass(self, which: slice, gradient: Tensor) -> None:
@@ -163,22 +222,28 @@ class LangevinSampler:
         square, now = self.square[which], (gradient / self.task.n).square()
         square.copy_(torch.where(square.isnan(), now, 0.99 * square + 0.01 * now))
 
-    def _gradients(self, log_posterior: LogPosterior, chains: list[int]) -> Iterator[Callable[[Tensor], Tensor]]:
+    def _gradients(self, log_posterior: LogPosterior, which: slice) -> Iterator[Callable[[Tensor], Tensor]]:
         """For each step of an epoch, the gradient as a function of positions [chains, P]."""
         if self.plan.steps == 1:
             yield partial(self._gradient_of_all, log_posterior)
             return
-        rng = random_stream(self.run.seed, self.epoch, chains[0])
-        order = torch.randperm(self.task.n, generator=rng).split(self.plan.batch)
+        order = self._order(self.chains.mine[which][0]).split(self.plan.batch)
         mine = [self.chains.ranks.part(rows) for rows in order]
         for rows, batch in zip(order, self.rows.batches(mine, self.position.device), strict=True):
-            yield partial(self._gradient_of_batch, log_posterior, batch=batch, rows=len(rows))
+            yield partial(self._gradient_of_batch, log_posterior, batch=batch, rows=len(rows), which=which)
 
     def _gradient_of_all(self, log_posterior: LogPosterior, position: Tensor) -> Tensor:
         return self.chains.gradient(log_posterior, position)[1]
 
-    def _gradient_of_batch(self, log_posterior: LogPosterior, position: Tensor, batch: Batch, rows: int) -> Tensor:
-        """The gradient from this rank's part of a batch, which has so many rows over all ranks."""
+    def _gradient_of_batch(
+        self, log_posterior: LogPosterior, position: Tensor, batch: Batch, rows: int, which: slice | None = None
+    ) -> Tensor:
+        """The gradient from this rank's part of a batch, which has so many rows over all ranks.
+
+        For a step of `which` chain the rows are augmented first, where that is asked for.
+        """
+        if self.augment is not None and which is not None and len(batch[1]):
+            batch = self.augment(batch[0], self._streams["augment"][which][0]), batch[1]
         _, gradient = log_posterior.gradient(
             position,
             [batch] if len(batch[1]) else [],
@@ -263,6 +328,11 @@ class LangevinSampler:
         rates = (self.chains.everyones(self.search.step_size) * self.task.n).tolist()
         self.run.warnings.extend(warnings_of_steps(largest, max(rates), given=self.search.given is not None))
         return {"epochs": self.plan.epochs, "learning_rate": rates, "share_of_stable_step": largest}
+
+
+def _normal_like(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal numbers shaped as a tensor, of its type and where it is."""
+    return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
 
 
 def _mass(square: Tensor) -> Tensor:
