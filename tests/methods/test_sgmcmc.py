@@ -312,7 +312,9 @@ def test_goes_on_after_a_kill_bit_for_bit(
     for group in ("params", "stats"):
         for name, value in whole.state[group].items():
             assert torch.equal(resumed.state[group][name], value), name
-    assert resumed.info.gradient_evaluations == whole.info.gradient_evaluations == 2 * method.plan(23, 5).epochs
+    assert resumed.info.gradient_evaluations == whole.info.gradient_evaluations
+    if learning_rate is not None:
+        assert whole.info.gradient_evaluations == 2 * method.plan(23, 5).epochs
     assert resumed.info.diagnostics == whole.info.diagnostics
 
 
