@@ -29,6 +29,7 @@ from caveat.engine.variational import (
     LayerPredictor,
     LayerState,
     LayerTraining,
+    check_layers,
     kl_weight_for,
     layer_info,
     std_diagnostics,
@@ -86,6 +87,10 @@ class MeanFieldVI(Method):
         trained = trainer.train(account.total.training_flops)
         diagnostics = std_diagnostics(trainer, self.initial_std, run)
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

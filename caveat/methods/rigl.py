@@ -31,6 +31,7 @@ from caveat.engine.variational import (
     LayerTraining,
     Scope,
     WeightExchange,
+    check_layers,
     layer_info,
 )
 from caveat.knobs import Count, Range, Share, check_knobs
@@ -94,6 +95,10 @@ class RigL(Method):
         diagnostics |= {"exchanging": self.replacement > 0, "interval": interval, "ran_sparse": trainer.ran_sparse}
         account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=False)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

@@ -63,6 +63,7 @@ from caveat.engine.variational import (
     LayerTraining,
     Scope,
     WeightExchange,
+    check_layers,
     kl_weight_for,
     layer_info,
     std_diagnostics,
@@ -273,6 +274,10 @@ class SSVI(Method):
     def _diagnostics(self, trainer: LayerTraining, task: Task, run: Run) -> dict[str, Any]:
         told = {"exchanging": self.replacement > 0, "interval": self._interval(task)}
         return std_diagnostics(trainer, self.initial_std, run) | told
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

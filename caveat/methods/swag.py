@@ -26,6 +26,7 @@ from caveat.engine.method import Method
 from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.running_moments import RunningMoments
+from caveat.engine.state_checks import check_hyper, check_like, check_names, check_tensor, network_tensors
 from caveat.engine.training import Training, Variables, has_batchnorm, refreshed_statistics, train_point
 from caveat.knobs import Count, NonNegativeInt, Positive, check_knobs
 from caveat.likelihoods import Hyper
@@ -64,7 +65,12 @@ class SWAG(Method):
     @property
     def _columns(self) -> int:
         """Columns of D: the first iterate is its own mean, so it has no deviation."""
-        return min(self.rank, (self.training.epochs or 0) - 1)
+        return min(self.rank, self._epochs - 1)
+
+    @property
+    def _epochs(self) -> int:
+        assert self.training.epochs is not None  # `__post_init__` has seen to it
+        return self.training.epochs
 
     @property
     def _factor(self) -> float:
@@ -112,7 +118,7 @@ class SWAG(Method):
             {name: path[f"{kind}/{name}"] for name in network.names if f"{kind}/{name}" in path}
             for kind in ("mean", "spread", "deviations")
         )
-        variance = {name: square / (self.training.epochs or 1) for name, square in squares.items()}
+        variance = {name: square / self._epochs for name, square in squares.items()}
         buffers = {name: value for name, value in trained.items() if name not in mean}
         return PathGaussian(mean, variance, deviations, buffers)
 
@@ -124,6 +130,25 @@ class SWAG(Method):
             params = gaussian.draw(self._factor, torch.Generator().manual_seed(int(seeds[i])))
             mine[i] = refreshed_statistics(network, params, task.train)
         return PreparedDraws(seeds, run.ranks.gather(mine, self.default_draws))
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not the Gaussian of a path of this network's weights."""
+        swag = SWAGState.of(state)
+        known = {"mean", "variance", "buffers", "hyper"} | ({"deviations"} if self._columns else set())
+        check_names("state", state, known | ({"seeds", "statistics"} if has_batchnorm(network) else set()))
+        weights, buffers = network_tensors(network)
+        check_like("mean", swag.gaussian.mean, weights)
+        check_like("variance", swag.gaussian.variance, weights)
+        if any(bool((variance < 0).any()) for variance in swag.gaussian.variance.values()):
+            raise CorruptFile("variance holds negative numbers")
+        check_like("deviations", swag.gaussian.deviations, weights if self._columns else {}, (self._columns,))
+        check_like("buffers", swag.gaussian.buffers, buffers if swag.gaussian.buffers else {})
+        if swag.prepared is not None:
+            draws = (self.default_draws,)
+            check_tensor("seeds/seed", swag.prepared.seeds, draws, (torch.int64,))
+            statistics = swag.prepared.statistics
+            check_like("statistics", statistics, {name: buffers[name] for name in statistics if name in buffers}, draws)
+        check_hyper(swag.hyper, network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N draws from the Gaussian; with BatchNorm, those whose statistics were prepared."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from caveat.engine.captured_steps import CaptureError, captured
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.fused_trajectory import FusedStack
-from caveat.engine.chains.hamiltonian import integrate
+from caveat.engine.chains.hamiltonian import FusedStack, integrate
 from caveat.engine.chains.log_posterior import (
     LogPosterior,
     PassSettings,

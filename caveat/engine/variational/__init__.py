@@ -18,7 +18,13 @@ Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by 
 
 from caveat.engine.variational.bound import gaussian_kl, kl_weight_for, std_rate_for, warm_up
 from caveat.engine.variational.fit_report import layer_info, std_diagnostics
-from caveat.engine.variational.layer_posterior import LayerPrediction, LayerPredictor, LayerState, module_at
+from caveat.engine.variational.layer_posterior import (
+    LayerPrediction,
+    LayerPredictor,
+    LayerState,
+    check_layers,
+    module_at,
+)
 from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
@@ -53,6 +59,7 @@ __all__ = [
     "TrainedUnits",
     "UniformDraw",
     "WeightExchange",
+    "check_layers",
     "gaussian_kl",
     "kl_weight_for",
     "layer_info",

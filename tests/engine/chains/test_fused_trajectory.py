@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import native
-from caveat.engine.chains import fused_trajectory
+from caveat.engine.chains import hamiltonian
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.fused_trajectory import FusedStack
-from caveat.engine.chains.hamiltonian import integrate
+from caveat.engine.chains.hamiltonian import FusedStack, integrate
 from caveat.engine.chains.log_posterior import LogPosterior, RowPieces
 from caveat.task import Task
 
@@ -112,7 +111,7 @@ def test_a_chain_is_the_same_without_a_compiler(mass: str, monkeypatch: pytest.M
     native_draws = caveat.fit(task, method, progress=False).state["params"]
     assert len(calls) >= 105, "the native code was not used"
     count = len(calls)
-    monkeypatch.setattr(fused_trajectory, "library", lambda: None)
+    monkeypatch.setattr(hamiltonian, "library", lambda: None)
     draws = caveat.fit(task, method, progress=False).state["params"]
     assert len(calls) == count
     for name, draw in draws.items():
