@@ -118,7 +118,7 @@ class Network:
         args, kwargs = _arguments(x)
         buffers = dict(self.module.named_buffers())
         outputs = self.module(*args, **kwargs)
-        for name, buffer in self.module.named_buffers():
+        for name, buffer in self.module.named_buffers() if buffers else ():
             if buffer is not buffers[name]:  # replaced, perhaps by one with a graph, instead of written into
                 with torch.no_grad():
                     setattr(
