@@ -17,13 +17,15 @@ from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
-from caveat.engine.run import Info, Run, digest_of_finished
+from caveat.engine.run import Info, Run, RunFile, digest_of_finished
+from caveat.engine.training import warn_if_no_optimum
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
 from caveat.storage import CorruptFile, State, digest_of, read_json, settings_digest, stored_bytes
 from caveat.task import Task
+from caveat.typed_json import read_as
 
 __all__ = ["fit", "remove_leftovers"]
 
@@ -159,6 +161,9 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
+            if method.starts_from == "trained":
+                what = f"the point that {type(method).__name__} starts from"
+                warn_if_no_optimum(task, task.network.to(place), begin["params"], run, what)
             state, info = method.fit(task, begin, run)
     except BaseException:  # a Ctrl-C too
         if run.folder is not None and run.ranks.first and not any(run.folder.rglob("*.safetensors")):
@@ -231,7 +236,7 @@ def _check_ranks(ranks: Ranks, identity: dict[str, Any]) -> None:
 
 def _check_forward(partial: Path, network: Network) -> None:
     """Refuse to go on with an unfinished fit of a network that computes something else with the same parameters."""
-    if (partial / "run.json").exists() and differs_from(read_json(partial / "run.json").get("forward", {}), network):
+    if (partial / "run.json").exists() and differs_from(read_as(partial / "run.json", RunFile).forward, network):
         raise ValueError(
             f"{partial} holds an unfinished fit of a network that computes something else (another activation?): "
             "delete it, or choose another folder"

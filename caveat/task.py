@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, map_tensors, move, tensors
 from caveat.likelihoods import Categorical, Hyper, Likelihood
+from caveat.likelihoods.protocol import TargetFault
 from caveat.likelihoods.token_labels import read_labels
 from caveat.network import Initialise, Network, ParameterFilter
 from caveat.priors import Params, Prior
@@ -156,6 +157,9 @@ class Task:
             try:
                 targets = rows.targets()
                 likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
+            except TargetFault as fault:
+                numbered = fault.numbered(rows.number_in_data(fault.row))
+                raise ValueError(f"the {name} data do not fit: {numbered}") from fault
             except ValueError as error:
                 raise ValueError(f"the {name} data do not fit: {error}") from error
             rows.known_finite = rows.in_memory

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 LAYERS = [
     {"files", "knobs", "batches", "randomness"},
     {"data", "models", "native"},
-    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage"},
+    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
     {"methods"},
     {"posterior", "fitting", "deploy", "bayesian_linear_model"},
@@ -66,6 +66,7 @@ ROOMS: dict[str, set[str]] = {
 # Files beside the rooms that the rooms may import. Others beside them, the door of the parent first, stand above.
 FLOOR: dict[str, set[str]] = {
     "engine": {
+        "captured_steps",
         "cost",
         "distributed",
         "flat_weights",
@@ -77,6 +78,7 @@ FLOOR: dict[str, set[str]] = {
         "predictors",
         "run",
         "running_moments",
+        "state_checks",
         "torch_settings",
     },
     "evaluate": set(),

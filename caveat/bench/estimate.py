@@ -21,7 +21,7 @@ from caveat.bench.conditions import condition_bytes
 from caveat.bench.plan import Cell, Experiment, evaluation_key, is_done
 from caveat.data import DataSet
 from caveat.engine.cost import words
-from caveat.engine.training import Training
+from caveat.engine.training import Training, steps_per_epoch
 from caveat.evaluate.metrics import format_seconds
 from caveat.fitting import fit
 from caveat.methods import Method, discover
@@ -70,7 +70,7 @@ def estimates(experiment: Experiment, cells: Sequence[Cell], place: Place) -> li
             table.append(Estimate(data, model, method, len(members), done, None, f"cannot run: {error}", None))
             continue
         measured = [s for c in members if (s := seconds_of(place.out, c)) is not None]
-        each = [_epochs(choice.method) for choice in cell.candidates]
+        each = [_epochs(choice.method, task) for choice in cell.candidates]
         epochs = None if None in each else sum(filter(None, each))
         if measured:
             seconds, source = sum(measured) / len(measured), "finished cells"
@@ -139,11 +139,14 @@ def _speed(cell: Cell, data: DataSet, device: torch.device) -> tuple[Task, float
     return task, min(times) * task.n / part.n
 
 
-def _epochs(method: Method) -> int | None:
+def _epochs(method: Method, task: Task) -> int | None:
     """Passes of training over the data that a method's knobs ask for."""
     knobs = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
     training = knobs.get("training")
-    return training.epochs * knobs.get("members", 1) if isinstance(training, Training) else None
+    if not isinstance(training, Training):
+        return None
+    steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+    return training.epochs_for(steps) * int(knobs.get("members", 1))
 
 
 def _bytes(count: int | None) -> str:

@@ -8,12 +8,15 @@ from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Share, ch
 
 __all__ = ["Training"]
 
+LEAST_STEPS = 2000  # of training whose length nobody gave: below 2,500 rows 100 epochs of 128 rows a step have fewer
+
 
 @dataclass(frozen=True)
 class Training:
     """Every knob of training, shared by all methods that train."""
 
-    epochs: NonNegativeInt = 100  # passes over the training data; 0 leaves the weights as they are
+    # Passes over the training data; 0 leaves the weights as they are. None: 100, or as many as make 2,000 steps.
+    epochs: NonNegativeInt | None = None
     batch_size: Count | None = None  # rows a step; the loader's own unless given
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"  # sgd is Nesterov's; adamw decays decoupled, which is not MAP
     learning_rate: Positive = 3e-3  # at its highest
@@ -29,6 +32,10 @@ class Training:
 
     def __post_init__(self) -> None:
         check_knobs(self)
+
+    def epochs_for(self, steps_of_an_epoch: int) -> int:
+        """How many epochs there are, given how many steps one has: as asked for, or enough to arrive somewhere."""
+        return max(100, math.ceil(LEAST_STEPS / steps_of_an_epoch)) if self.epochs is None else self.epochs
 
     def rate(self, progress: float) -> float:
         """The learning rate, as a share of its highest, after a share of training."""

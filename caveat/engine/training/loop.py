@@ -40,6 +40,7 @@ __all__ = [
     "total_steps",
 ]
 
+OptimizerOf = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]  # of groups with "highest" and "weight_decay"
 Moments = Callable[[Tensor], list[Tensor]]  # the optimiser's moments of a tensor, each shaped as the tensor
 
 
@@ -102,13 +103,18 @@ def optimise(
     after_epoch: Callable[[int], None] | None = None,
     after_step: Callable[[Moments], None] | None = None,
     training_flops: float | None = None,
+    row_losses: Callable[[], Tensor] | None = None,
 ) -> list[dict[str, float]]:
     """Train the variables in place; returns the history, one record an epoch.
 
-    `decay` is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
-    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. `after_step`
-    may change the variables, and with them the optimiser's moments of a tensor. `training_flops` is the cost of a row,
-    forward and backward, where it is not that of the network's own passes.
+    Where `training` leaves the number of epochs open and there are many, about a hundred of them have a record. `decay`
+    is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
+    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. With
+    `row_losses`, which gives the losses [R] of validation rows, it is the last epoch of those that have a record which
+    these rows cannot tell from the best: whose mean loss is within a standard error of the difference. Records of
+    epochs that were the ones to take have "kept". `after_step` may change the variables, and with them the optimiser's
+    moments of a tensor. `training_flops` is the cost of a row, forward and backward, where it is not that of the
+    network's own passes.
     """
     loop = Loop(
         task,
@@ -122,6 +128,7 @@ def optimise(
         after_epoch=after_epoch,
         after_step=after_step,
         training_flops=training_flops,
+        row_losses=row_losses,
     )
     run_loop(loop)
     return loop.history
@@ -129,7 +136,7 @@ def optimise(
 
 def run_loop(loop: "Loop") -> None:
     """Run what is left of a loop."""
-    with loop.run.bar(loop.training.epochs * loop.steps, "batch") as bar:
+    with loop.run.bar(loop.epochs * loop.steps, "batch") as bar:
         bar.update(loop.epoch * loop.steps)
         while not loop.finished:
             loop.run_epoch(bar)
@@ -154,6 +161,8 @@ class Loop:
         after_epoch: Callable[[int], None] | None = None,
         after_step: Callable[[Moments], None] | None = None,
         training_flops: float | None = None,
+        row_losses: Callable[[], Tensor] | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
         if training.patience and validate is None:
             raise ValueError(
@@ -162,10 +171,14 @@ class Loop:
             )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run = training, run
-        self.optimizers = _optimizers(variables, training, decay, run)
+        self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
+        self.row_losses = row_losses
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+        self.epochs = training.epochs_for(self.steps)
+        # Epochs from one record of the history to the next: a hundred records say all of a training without a length.
+        self.stride = 1 if training.epochs is not None or training.patience else max(1, self.epochs // 100)
         self.rows = task.train.on(run.device)
         self.channels_last = training.channels_last and not _overruns(network, run)
         if self.channels_last:
@@ -174,25 +187,29 @@ class Loop:
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: State = {}
+        self.best_losses: Tensor | None = None  # [R], of validation rows at the best epoch so far
         self.shown_at = self.checked_at = 0.0  # when the progress was last shown, and the loss last checked
         self.restore()
 
     @property
     def finished(self) -> bool:
         """Whether all epochs were run, or validation says that more would not help."""
-        return self.epoch >= self.training.epochs or self.stale()
+        return self.epoch >= self.epochs or self.stale()
 
     def end_epoch(self) -> None:
         """What follows on an epoch: the method's own work, validation, a checkpoint where one is due."""
         if self.after_epoch is not None:
             self.after_epoch(self.epoch)
-        self.record(None if self.validate is None else self.validate())
+        if self.row_losses is not None and self.has_record():
+            self.select(self.row_losses())
+        elif self.validate is not None and self.has_record():
+            self.record(self.validate())
         if self.run.checkpoint_due():
             self.checkpoint()
 
     def finish(self) -> None:
         """Return to the best epoch's values, where validation chooses."""
-        if self.training.patience and self.best:
+        if self.best:
             _copy(self.best, self.variables.groups())
 
     def run_epoch(self, bar: Any) -> None:
@@ -207,7 +224,7 @@ class Loop:
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
             of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
-                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.training.epochs)
+                self._set_rate(self.rate_of(step))
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
@@ -226,21 +243,19 @@ class Loop:
         self.run.flops += self.task.n * (self.training_flops or 0.0)
         self._check_finite(total, None)
         rate = float(self.optimizers[0].param_groups[0]["lr"])
-        self.history.append({"epoch": self.epoch, "loss": total / self.steps, "rate": rate, "seconds": seconds})
+        if self.has_record():
+            self.history.append({"epoch": self.epoch, "loss": total / self.steps, "rate": rate, "seconds": seconds})
+
+    def has_record(self) -> bool:
+        """Whether the history has a record of the present epoch."""
+        return self.epoch % self.stride == 0 or self.epoch == self.epochs
 
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
         x, y = batch
-        if self.channels_last:
-            x = map_tensors(_channels_last, x)
         part = BatchPart.of_rank(parts, self.run.ranks.rank)
-        if self.training_flops is None:
-            weights = self.variables.weights  # only those of the network itself: a method may train others
-            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
-            self.training_flops = 3 * forward_flops(self.network, known, x) / len(y)
-        bfloat16 = self.training.precision == "bfloat16"
-        with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
-            value, outputs = self._loss(x, y, part, rng)
+        self.measure_flops(x, len(y))
+        value, outputs = self.loss_of(batch, part, rng)
         value.backward()
         now = time.monotonic()
         if self.run.device.type == "cpu" or now - self.checked_at > 1:  # reading a number waits for the device
@@ -248,14 +263,25 @@ class Loop:
             self._check_finite(float(value.detach()), x)
         if not bar.disable and now - self.shown_at > 0.5:
             self.shown_at = now
-            bar.set_postfix_str(
-                f"epoch {self.epoch + 1}/{self.training.epochs}, {_quality(self, outputs, y)}", refresh=False
-            )
+            bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.epochs}, {_quality(self, outputs, y)}", refresh=False)
         return value.detach().double()
 
-    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def measure_flops(self, x: Inputs, rows: int) -> None:
+        """Find what a row costs, forward and backward, unless it is known."""
+        if self.training_flops is None:
+            weights = self.variables.weights  # only those of the network itself: a method may train others
+            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
+            self.training_flops = 3 * forward_flops(self.network, known, x) / rows
+
+    def loss_of(self, batch: Batch, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The loss of a part of a batch, [], in the precision and memory format of the knobs, and its outputs."""
+        x, y = batch
+        if self.channels_last:
+            x = map_tensors(_channels_last, x)
+        bfloat16 = self.training.precision == "bfloat16"
         try:
-            return self.loss(x, y, part, rng)
+            with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
+                return self.loss(x, y, part, rng)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -281,10 +307,14 @@ class Loop:
         states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
         return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
 
-    def _set_rate(self, progress: float) -> None:
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a step of this epoch, as a share of its highest."""
+        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.epochs)
+
+    def _set_rate(self, share: float) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["highest"] * self.training.rate(progress)
+                group["lr"] = group["highest"] * share
 
     def _check_finite(self, loss: float, x: Inputs) -> None:
         if math.isfinite(loss):
@@ -296,23 +326,37 @@ class Loop:
             else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen "
             f"warmup (now {self.training.warmup:g})"
         )
-        raise FloatingPointError(
-            f"the training loss became {loss} in epoch {self.epoch + 1} of {self.training.epochs}; {cause}"
-        )
+        raise FloatingPointError(f"the training loss became {loss} in epoch {self.epoch + 1} of {self.epochs}; {cause}")
 
-    def record(self, validation: float | None) -> None:
+    def record(self, validation: float) -> None:
         """Record the validation loss of the epoch, and copy the values if it is the best so far."""
-        if validation is None:
-            return
         shared = torch.tensor(validation, dtype=torch.float64, device=self.run.device)
         self.run.ranks.add([shared])  # so that all ranks stop at the same epoch
         validation = float(shared) / self.run.ranks.size
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
         if validation < best and self.training.patience:
-            self.best = {
-                g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
-            }
+            self._keep()
+
+    def select(self, losses: Tensor) -> None:
+        """Record the mean of the validation rows' losses [R]; copy the values if no better epoch is told from this."""
+        shared = losses.double().to(self.run.device)
+        self.run.ranks.add([shared])  # so that all ranks take the same epoch
+        losses = shared.cpu() / self.run.ranks.size
+        self.history[-1]["validation"] = float(losses.mean())
+        if self.best_losses is None or losses.mean() < self.best_losses.mean():
+            self.best_losses = losses
+        differences = losses - self.best_losses
+        error = float(differences.std(correction=0)) / math.sqrt(max(len(losses) - 1, 1))
+        if float(differences.mean()) <= error:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Copy the present values, and say so in the record."""
+        self.history[-1]["kept"] = 1.0
+        self.best = {
+            g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
+        }
 
     def stale(self) -> bool:
         """Whether the validation loss has not improved for `patience` epochs."""
@@ -333,6 +377,8 @@ class Loop:
                 if v is not None
             }
         carry["rng"] = {"state": self.run.rng.get_state()}
+        if self.best_losses is not None:
+            carry["best_losses"] = {"rows": self.best_losses}
         self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
 
     def restore(self) -> None:
@@ -344,6 +390,7 @@ class Loop:
         self.epoch, self.history = note["epoch"], note["history"]
         _copy({g.removeprefix("now."): t for g, t in carry.items() if g.startswith("now.")}, self.variables.groups())
         self.best = {g.removeprefix("best."): dict(t) for g, t in carry.items() if g.startswith("best.")}
+        self.best_losses = carry["best_losses"]["rows"] if "best_losses" in carry else None
         for place, optimizer in enumerate(self.optimizers):
             content = optimizer.state_dict()
             for key, value in carry[f"optimizer{place or ''}"].items():
@@ -361,7 +408,8 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
 
 def total_steps(task: Task, training: Training) -> int:
     """How many steps the whole training has, at least one."""
-    return max(1, training.epochs * steps_per_epoch(task.n, training.batch_size or task.train.batch_size))
+    steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
+    return max(1, training.epochs_for(steps) * steps)
 
 
 def _copy(source: State, target: State) -> None:
@@ -389,10 +437,21 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _optimizers(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run, of_weights: OptimizerOf | None
 ) -> list[torch.optim.Optimizer]:
-    """The optimiser of the weights and, where there are scales, one for these."""
-    optimizers = [_optimizer(variables, training, decay, run)]
+    """The optimiser of the weights and, where they have one of their own or there are scales, others for the rest."""
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, tensor in variables.weights.items():
+        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
+    rate = training.learning_rate
+    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
+    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
+    # The loss has unit curvature in log noise, so its rate does not depend on the network's.
+    noise = [{"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0}] if learned else []
+    if of_weights is None:
+        optimizers = [_optimizer([*groups, *noise], training, decay, run)]
+    else:
+        optimizers = [of_weights(groups), *([torch.optim.Adam(noise, 1e-2, fused=_fused(run))] if noise else [])]
     if variables.scales:
         scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
         optimizers.append(torch.optim.Adam(scales, variables.scale_rate, fused=_fused(run)))
@@ -400,16 +459,9 @@ def _optimizers(
 
 
 def _optimizer(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    groups: list[dict[str, Any]], training: Training, decay: dict[str, float] | None, run: Run
 ) -> torch.optim.Optimizer:
     rate = training.learning_rate
-    by_decay: dict[float, list[Tensor]] = {}
-    for name, tensor in variables.weights.items():
-        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
-    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
-    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
-    if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
-        groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
     if training.optimizer == "sgd":
         nesterov = training.momentum > 0
         return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))

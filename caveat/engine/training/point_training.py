@@ -1,15 +1,19 @@
 """Training a point: the weights and the noise that maximise log p(D, theta), from given starting values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
+from caveat.engine.captured_steps import CaptureError
 from caveat.engine.run import Run
+from caveat.engine.training.arrival import warn_if_no_optimum
 from caveat.engine.training.knobs import Training
-from caveat.engine.training.loop import BatchPart, Loop, Variables, run_loop
+from caveat.engine.training.loop import BatchPart, Loop, OptimizerOf, Variables, run_loop
+from caveat.engine.training.side_by_side import run_loops_together
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import gaussian_precisions, weight_decay
@@ -17,7 +21,7 @@ from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "PointTraining", "train_point", "warn_if_nothing_was_learned"]
+__all__ = ["Forward", "Point", "PointTraining", "train_point", "train_points", "warn_if_nothing_was_learned"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -29,6 +33,20 @@ class Point:
     params: Params
     hyper: Hyper
     history: list[dict[str, float]]
+
+    def report(self) -> dict[str, Any]:
+        """How training went: its history, and where there is one, the epoch that was taken and why."""
+        if not self.history:
+            return {"history": self.history}
+        kept = [record["epoch"] for record in self.history if record.get("kept")]
+        taken_by = "validation" if kept else "the end of training"
+        last = self.history[-1]["epoch"]
+        return {
+            "history": self.history,
+            "epochs": last,
+            "taken_epoch": kept[-1] if kept else last,
+            "taken_by": taken_by,
+        }
 
     def draw(self) -> Params:
         """The point as a draw of the weights, with the noise that was learned among them as "hyper/log_noise"."""
@@ -49,8 +67,9 @@ def train_point(
 ) -> Point:
     """Train weights and noise from `start`, which has the groups "params" and "hyper".
 
-    In the end, noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if
-    there are none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
+    Training whose length nobody gave takes the last epoch that validation rows cannot tell from the best. In the end,
+    noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if there are
+    none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
     `after_epoch(epoch, variables)` may read the variables and update running quantities in `extra`.
     """
     if training.epochs == 0:
@@ -59,6 +78,27 @@ def train_point(
     trained = PointTraining(task, network, start, training, run, forward, after_epoch, extra)
     run_loop(trained.loop)
     return trained.point()
+
+
+def train_points(
+    task: Task, network: Network, starts: Sequence[State], training: Training, runs: Sequence[Run]
+) -> Iterator[Point]:
+    """Train a point from every start, each in a run of its own: side by side on a GPU, else one after the other."""
+    if len(starts) > 1 and training.epochs != 0 and runs[0].device.type == "cuda":
+        trained = [PointTraining(task, network, start, training, run) for start, run in zip(starts, runs, strict=True)]
+        loops = [each.loop for each in trained]
+        for run in runs:
+            run.restart_clock(1 / len(runs))
+        try:
+            run_loops_together(loops)
+        except CaptureError as error:
+            runs[0].warnings.append(f"{error}: networks are trained one after the other")
+        else:
+            yield from (each.point() for each in trained)
+            return
+    for start, run in zip(starts, runs, strict=True):
+        run.restart_clock()
+        yield train_point(task, network, start, training, run)
 
 
 class PointTraining:
@@ -74,7 +114,9 @@ class PointTraining:
         forward: Forward | None = None,
         after_epoch: Callable[[int, Variables], None] | None = None,
         extra: Params | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
+        """`optimizer` makes the optimiser of the weights, in the place of the one that the knobs name."""
         self.task, self.network, self.run = task, network, run
         trainee = network.with_fixed(start["params"])
         variables = _variables(trainee, start, run, extra)
@@ -97,8 +139,13 @@ class PointTraining:
             )
             return -joint / task.n, outputs
 
-        def validation_loss() -> float:
-            return -float(task.log_likelihood(trainee, {}, variables.hyper, task.validation))
+        def row_losses() -> Tensor:
+            """With the noise that the validation rows show, which is kept: that of training rows falls to zero."""
+            assert task.validation is not None
+            outputs, targets = task.outputs(trainee, {}, task.validation)
+            hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
+            hyper = network.likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
+            return -network.likelihood.log_prob(outputs, targets, hyper).double()
 
         def after(epoch: int) -> None:
             variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
@@ -106,6 +153,10 @@ class PointTraining:
             if after_epoch is not None:
                 after_epoch(epoch, variables)
 
+        # A path that a method follows, and an optimiser with more than weights in it, go on to their ends.
+        followed = after_epoch is not None or optimizer is not None
+        open_ended = training.epochs is None and not training.patience and not followed
+        self._is_optimum = not followed  # whether that is what training goes for
         self.loop = Loop(
             task,
             network,
@@ -114,18 +165,24 @@ class PointTraining:
             training,
             run,
             decay=decay,
-            validate=None if task.validation is None else validation_loss,
+            validate=None if task.validation is None else lambda: float(row_losses().mean()),
             after_epoch=after,
+            row_losses=row_losses if open_ended and task.validation is not None else None,
+            optimizer=optimizer,
         )
 
     def point(self) -> Point:
         """What was trained, once the loop is at its end."""
-        variables = self.loop.variables
+        variables, history = self.loop.variables, self.loop.history
         moved = {name: t for name, t in variables.buffers.items() if name in self._owned}
         params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
         hyper = self.task.fitted_hyper(self.network, params, self.task.validation)
         warn_if_nothing_was_learned(self.task, self.network, params, hyper, self.run)
-        return Point(params, hyper, self.loop.history)
+        point = Point(params, hyper, history)
+        taken = point.report()["taken_epoch"]
+        if self._is_optimum and taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
+            warn_if_no_optimum(self.task, self.network, params, self.run, f"the point after {taken} epochs of training")
+        return point
 
 
 def _plain_pass(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:

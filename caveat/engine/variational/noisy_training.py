@@ -118,7 +118,7 @@ class NoisyTraining:
         pruned()
         network = self.substitute.network
         hyper = self.task.fitted_hyper(network, {}, self.task.validation)
-        if self.training.epochs:
+        if self.training.epochs != 0:
             warn_if_nothing_was_learned(self.task, network, {}, hyper, self.run)
         return self.substitute.rest(), hyper
 
