@@ -194,6 +194,20 @@ class Network:
                     f"convert the inputs with x.to({self.input_dtype}), or the module with module.to({tensor.dtype})"
                 )
 
+    def check_precision(self, what: str, advice: str) -> None:
+        """Raise a ValueError for selected weights that are coarser than float32, which `what` cannot do with."""
+        parameters = dict(self.module.named_parameters())
+        coarse = [name for name in self.names if parameters[name].dtype not in (torch.float32, torch.float64)]
+        if not coarse:
+            return
+        if len(coarse) == len(self.names):
+            raise ValueError(f"{what} needs weights in float32 or float64, and these are {self.dtype}: {advice}")
+        raise ValueError(
+            f"{what} needs weights in float32 or float64, and of those selected {coarse[0]} is {self.dtype} "
+            f"({len(coarse)} of {len(self.names)} tensors): leave these out with parameters= (adapters alone are "
+            f"parameters='*lora_*'), or {advice}"
+        )
+
     def fixed(self) -> Params:
         """Every parameter and buffer that is not selected, as it is: what a saved posterior needs beside its state."""
         everything = dict(self.module.named_parameters()) | dict(self.module.named_buffers())

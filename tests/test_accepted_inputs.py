@@ -206,6 +206,21 @@ def test_laplace_over_float32_adapters_of_a_bfloat16_base_is_the_dense_one() -> 
     torch.testing.assert_close(found, wanted.detach(), rtol=0, atol=0.02 * float(wanted.detach().abs().max()))
 
 
+def test_a_coarse_weight_among_those_selected_is_named() -> None:
+    x, y = rows()
+    module = nn.Sequential(Adapted(4, 8), nn.Tanh(), nn.Linear(8, 3).bfloat16())
+    task = caveat.Task(module, (x.bfloat16(), y), caveat.Categorical())
+    said = r"of those selected 2\.weight is torch\.bfloat16 \(2 of 4 tensors\): leave these out with parameters="
+    for method in (caveat.Laplace(), caveat.SampledLaplace()):
+        with pytest.raises(ValueError, match=said):
+            caveat.fit(task, method, progress=False)
+    point = caveat.MAP(training=caveat.Training(epochs=60, learning_rate=0.05))
+    adapters = caveat.Task(module, (x.bfloat16(), y), caveat.Categorical(), parameters=["*.down.*", "*.up.*"])
+    for method in (caveat.Laplace(), caveat.SampledLaplace(samples=2)):
+        posterior = caveat.fit(adapters, method, start=point, progress=False)
+        assert bool(posterior.predict(x.bfloat16()).probs.isfinite().all())
+
+
 def test_words_as_targets_are_refused_with_what_to_do() -> None:
     x, _ = rows()
     with pytest.raises(ValueError, match=r"targets are words \('cat', 'dog'\).*classes = sorted\(set\(labels\)\)"):
