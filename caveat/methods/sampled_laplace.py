@@ -105,11 +105,7 @@ class SampledLaplace(Method):
     def check(self, task: Task, device: torch.device) -> None:
         """Refuse what can be refused before a start is trained."""
         network = self._restricted(task.network)
-        if network.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
-                "module.float(), and arithmetic='float16' for speed"
-            )
+        network.check_precision("SampledLaplace", "use module.float(), and arithmetic='float16' for speed")
         if self.prediction == "closed" and type(network.likelihood).__name__ == "Poisson":
             raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
         if self.temperature == "validation" and task.validation is None:
