@@ -5,8 +5,9 @@ import copy
 import dataclasses
 import importlib
 import platform
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -16,15 +17,17 @@ from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
-from caveat.engine.run import Info, Run
+from caveat.engine.run import Info, Run, RunFile, digest_of_finished
 from caveat.engine.training import warn_if_no_optimum
+from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
-from caveat.storage import State, digest_of, read_json, settings_digest, stored_bytes
+from caveat.storage import CorruptFile, State, digest_of, read_json, settings_digest, stored_bytes
 from caveat.task import Task
+from caveat.typed_json import read_as
 
-__all__ = ["fit"]
+__all__ = ["fit", "remove_leftovers"]
 
 
 def fit(
@@ -58,7 +61,8 @@ def fit(
         raise ValueError(f"device={device!r}: torch sees no GPU here; use device='cpu'")
     target = None if folder is None else Path(folder)
     if target is not None and target.exists():
-        raise FileExistsError(f"{target} exists: load it with caveat.load, or choose another folder")
+        remove_leftovers(target)
+        _refuse(target)
     _check_likelihood(method, task)
     method.check(task, place)
     needed = method.memory(task.network)
@@ -70,39 +74,103 @@ def fit(
     ranks = current_ranks(place)
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())  # each rank's own, under torchrun
+    with _held(target, ranks) as warnings:
+        run = _run(task, method, start, seed, place, ranks, target, progress)
+        run.warnings.extend(warnings)
+        posterior = _fitted(task, method, start, run)
+        if target is not None and ranks.first:
+            with staged_folder(target) as staged:
+                run.finish(posterior.write(staged, note))
+            run.discard()
+        ranks.wait()
+    return posterior
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed fit left beside the posterior that it had finished, unless a process is at work there."""
+    partial = _partial(folder)
+    with contextlib.suppress(FolderInUse, OSError, CorruptFile), sole_use(folder):
+        for path in (folder, partial):
+            remove_unfinished(path)
+        if partial.exists() and digest_of_finished(partial) == read_json(folder / "posterior.json").get("digest", ""):
+            remove_folder(partial)
+
+
+def _partial(target: Path) -> Path:
+    """Where a fit keeps its place."""
+    return target.with_name(f"{target.name}.partial")
+
+
+def _refuse(existing: Path) -> NoReturn:
+    raise FileExistsError(f"{existing} exists: load it with caveat.load, or choose another folder")
+
+
+@contextlib.contextmanager
+def _held(target: Path | None, ranks: Ranks) -> Iterator[list[str]]:
+    """Hold a fit's folder for this call alone (the first rank does); gives what a person should be warned of."""
+    with contextlib.ExitStack() as stack:
+        warnings: list[str] = []
+        refusal: Exception | None = None
+        if target is not None and ranks.first:
+            try:
+                warnings = stack.enter_context(sole_use(target))
+                for path in (target, _partial(target)):
+                    remove_unfinished(path)
+                if target.exists():  # made while this call made ready
+                    _refuse(target)
+            except (FolderInUse, OSError) as error:
+                refusal = error
+        refusal = ranks.from_first(refusal)
+        if refusal is not None:
+            raise refusal
+        yield warnings
+
+
+def _run(
+    task: Task,
+    method: Method,
+    start: Method | Posterior | None,
+    seed: int,
+    place: torch.device,
+    ranks: Ranks,
+    target: Path | None,
+    progress: bool,
+) -> Run:
+    """The surroundings of a fit, begun or gone on with; what does not belong to them is refused."""
     partial, identity = None, {}
     if target is not None or ranks.size > 1:
         identity = {"method": type(method).__name__, "knobs": settings_digest(method), "seed": seed}
         identity |= {"start": _start_identity(task, method, start)} | task.fingerprint()
         _check_ranks(ranks, identity)
     if target is not None:
-        partial = target.with_name(f"{target.name}.partial")
+        partial = _partial(target)
         if ranks.first and partial.exists() and not (partial / "run.json").exists() and any(partial.glob("[!.]*")):
             raise FileExistsError(f"{partial} exists and is not an unfinished fit: choose another folder")
     label = type(method).__name__
-    forward = forward_probe(task.network, task.example(task.network.device))
+    forward: dict[str, Any] = {}  # for those who go on with an unfinished fit: without a folder, nobody can
     if partial is not None:
+        forward = forward_probe(task.network, task.example(task.network.device))
         _check_forward(partial, task.network)
-    run = Run(seed, place, ranks, partial, identity, forward, progress, label, warnings=list(task.warnings))
+    return Run(seed, place, ranks, partial, identity, forward, progress, label, warnings=list(task.warnings))
+
+
+def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: Run) -> Posterior:
+    """The posterior; of a fit that fails nothing is kept unless another call could go on from it."""
+    place = run.device
     try:
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
             task, begin = _start(task, method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
             if method.starts_from == "trained":
-                what = f"the point that {label} starts from"
+                what = f"the point that {type(method).__name__} starts from"
                 warn_if_no_optimum(task, task.network.to(place), begin["params"], run, what)
             state, info = method.fit(task, begin, run)
     except BaseException:  # a Ctrl-C too
-        if partial is not None and ranks.first and not any(partial.rglob("*.safetensors")):
+        if run.folder is not None and run.ranks.first and not any(run.folder.rglob("*.safetensors")):
             with contextlib.suppress(OSError):  # the error that is raised is the fit's
-                run.discard()  # nothing is in it that another call could go on from
+                run.discard()
         raise
-    posterior = _finished(method, state, info, task, run)
-    if target is not None and ranks.first:
-        posterior.save(target, note=note)
-        run.discard()
-    ranks.wait()
-    return posterior
+    return _finished(method, state, info, task, run)
 
 
 def _finished(method: Method, state: State, info: Info, task: Task, run: Run) -> Posterior:
@@ -168,7 +236,7 @@ def _check_ranks(ranks: Ranks, identity: dict[str, Any]) -> None:
 
 def _check_forward(partial: Path, network: Network) -> None:
     """Refuse to go on with an unfinished fit of a network that computes something else with the same parameters."""
-    if (partial / "run.json").exists() and differs_from(read_json(partial / "run.json").get("forward", {}), network):
+    if (partial / "run.json").exists() and differs_from(read_as(partial / "run.json", RunFile).forward, network):
         raise ValueError(
             f"{partial} holds an unfinished fit of a network that computes something else (another activation?): "
             "delete it, or choose another folder"
@@ -177,8 +245,9 @@ def _check_forward(partial: Path, network: Network) -> None:
 
 def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:
     """What a fit starts from, so that it is not resumed from something else."""
-    if method.starts_from == "fresh":  # the module's own weights are of no account
-        return digest_of({"fixed": task.network.fixed()})
+    if method.starts_from == "fresh":  # the module's own weights are of no account, but for those that are not drawn
+        drawn = task.network.initialise is None or callable(task.network.initialise)
+        return digest_of({"fixed": task.network.fixed()} | ({} if drawn else {"params": task.network.params()}))
     if start is None:
         return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
     return digest_of(start.state) if isinstance(start, Posterior) else settings_digest(start)

@@ -22,9 +22,20 @@ from caveat.batches import Inputs, tensors
 from caveat.likelihoods import Likelihood
 from caveat.priors import GaussianPrior, Params, Prior
 
-__all__ = ["Layer", "Network", "ParameterFilter", "Params", "copied", "layer_of", "unwrapped", "without_autocast"]
+__all__ = [
+    "Initialise",
+    "Layer",
+    "Network",
+    "ParameterFilter",
+    "Params",
+    "copied",
+    "layer_of",
+    "unwrapped",
+    "without_autocast",
+]
 
 ParameterFilter = str | Iterable[str] | Callable[[str, Tensor], bool]
+Initialise = str | Iterable[str] | Callable[[nn.Module], None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,9 @@ class Network:
         prior: over the selected parameters; `GaussianPrior(1.0)` unless given.
         parameters: which parameters inference is about: a name pattern, several, or a predicate of (name, tensor).
             Frozen ones (`requires_grad=False`) never are.
-        initialise: draws fresh weights in place on a module, for methods that start from several points. By default
-            every submodule's own `reset_parameters` is called.
+        initialise: how methods that start from several points draw fresh weights: None calls the module's own
+            initialisers, name patterns do so for the parameters that they match and leave the others at the module's
+            values, and a function draws in place on the module that it is given.
     """
 
     def __init__(
@@ -57,15 +69,17 @@ class Network:
         likelihood: Likelihood,
         prior: Prior | None = None,
         parameters: ParameterFilter = "*",
-        initialise: Callable[[nn.Module], None] | None = None,
+        initialise: Initialise | None = None,
     ) -> None:
         _check_kinds(module, likelihood, prior)
         self.module = _private_copy(module)
         self.likelihood = likelihood
         self.prior: Prior = GaussianPrior() if prior is None else prior
-        self.initialise = initialise
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.names = _select(self.module, parameters)
+        self.initialise = (
+            initialise if initialise is None or callable(initialise) else _patterns(initialise, self.names)
+        )
         self.module.requires_grad_(False).eval()
         self.prior.log_prob(self.params())  # a prior that does not fit these weights says so now
 
@@ -144,6 +158,12 @@ class Network:
         """This network with another module in the place of its own, such as a narrower one."""
         other = copy.copy(self)
         other.module = module
+        return other
+
+    def with_likelihood(self, likelihood: Likelihood) -> "Network":
+        """This network with another reading of its outputs; it shares the module."""
+        other = copy.copy(self)
+        other.likelihood = likelihood
         return other
 
     def check_inputs(self, x: Inputs) -> None:
@@ -289,3 +309,13 @@ def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     if not names:
         raise ValueError("parameters= is empty: give at least one name pattern, or '*' for all")
     return tuple(name for name in trainable if name in names)
+
+
+def _patterns(given: str | Iterable[str], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Name patterns, each of which matches some of the names."""
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    for pattern in patterns or ("",):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = list(names)[:8]
+            raise ValueError(f"initialise={pattern!r} matches none of the parameters that inference is about: {known}")
+    return patterns

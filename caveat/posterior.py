@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from caveat.engine.forward_probe import differs_from
 from caveat.engine.method import Method
 from caveat.engine.predictors import Predictor, Replicas
 from caveat.engine.run import Info, Run
+from caveat.engine.state_checks import check_finite, check_like, check_names
+from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
 from caveat.network import Network, Params, unwrapped, without_autocast
@@ -32,16 +34,18 @@ from caveat.storage import (
     State,
     decode,
     encode,
-    new_folder,
-    read_json,
     read_state,
     write_json,
     write_state,
 )
+from caveat.typed_json import read_as
 
 __all__ = ["Posterior", "load"]
 
+_STATE = "state."  # in a file, before the name of a group of the state
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
+
+BATCH_AXIS = "a single row needs a batch axis, x[None]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,9 +92,11 @@ class Posterior:
             what = f"{n:,} draws for {count_rows(x):,} rows"
             self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
             outputs, hyper = self.predictor.outputs(x, n, rng)
+            _check_rows(outputs[0], x)
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
-        return self.network.likelihood.predictive(outputs, hyper)
+        with _shapes_in_errors(x):
+            return self.network.likelihood.predictive(outputs, hyper)
 
     def moments(self, x: Inputs, *, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean of the outputs, [B, ...], and their covariance, where the method has them in closed form.
@@ -103,8 +109,9 @@ class Posterior:
                 advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
                 self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)
             moments = self.predictor.moments(x, joint)
-        if moments is None:
-            raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
+            if moments is None:
+                raise TypeError(f"{type(self.method).__name__} has no closed form: use predict(x).samples")
+            _check_rows(moments[0], x)
         return moments
 
     def update(self, data: Data, *, seed: int = 0, progress: bool = True) -> "Posterior":
@@ -159,6 +166,8 @@ class Posterior:
                 f"predict takes inputs as the module does, a tensor or a dict or tuple of tensors, not a "
                 f"{type(x).__name__}: use torch.from_numpy(x).float() for an array; evaluate(...) reads loaders"
             )
+        if not any(tensor.ndim for tensor in tensors_in(x)):
+            raise ValueError(f"the inputs have no axes: {BATCH_AXIS}")
         self.network.check_inputs(x)
         bad = first_not_finite(x)
         if bad is not None:
@@ -178,28 +187,33 @@ class Posterior:
                 f"{folder} exists and is not a posterior, so it is not replaced: choose another folder"
             )
         with new_folder(folder, overwrite) as place:
-            tensors: Params = {}
-            described = {
-                "method": encode(self.method, tensors, "method"),
-                "likelihood": encode(self.network.likelihood, tensors, "likelihood"),
-                "prior": encode(self.network.prior, tensors, "prior"),
-            }
-            # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
-            groups = {f"state.{g}": t for g, t in self.state.items()} | {
-                "fixed": self.network.fixed(),
-                "described": tensors,
-            }
-            digest = write_state(place / "state.safetensors", groups)
-            content = described | {
-                "format": FORMAT,
-                "names": list(self.network.names),
-                "fingerprint": self.network.fingerprint(),
-                "digest": digest,
-                "info": dataclasses.asdict(self.info),
-                "note": note or {},
-            }
-            write_json(place / "posterior.json", content)
+            self.write(place, note)
         return Path(folder)
+
+    def write(self, place: Path, note: dict[str, Any] | None = None) -> str:
+        """Write the posterior into a folder that is empty; returns the digest of its tensors."""
+        tensors: Params = {}
+        described = {
+            "method": encode(self.method, tensors, "method"),
+            "likelihood": encode(self.network.likelihood, tensors, "likelihood"),
+            "prior": encode(self.network.prior, tensors, "prior"),
+        }
+        # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
+        groups = {f"state.{g}": t for g, t in self.state.items()} | {
+            "fixed": self.network.fixed(),
+            "described": tensors,
+        }
+        digest = write_state(place / "state.safetensors", groups)
+        content = described | {
+            "format": FORMAT,
+            "names": list(self.network.names),
+            "fingerprint": self.network.fingerprint(),
+            "digest": digest,
+            "info": dataclasses.asdict(self.info),
+            "note": note or {},
+        }
+        write_json(place / "posterior.json", content)
+        return digest
 
     @torch.inference_mode(False)  # tensors made in it could not be differentiated later
     def to(self, device: torch.device | str) -> "Posterior":
@@ -227,36 +241,79 @@ def load(
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the folder that posterior.save(...) wrote")
-    content = read_json(folder / "posterior.json")
-    groups = read_state(folder / "state.safetensors", content["digest"])
+    content = read_as(folder / "posterior.json", _PosteriorFile)
+    groups = read_state(folder / "state.safetensors", content.digest)
+    of_state = [group for group in groups if group.startswith(_STATE)]
+    check_names(str(folder / "state.safetensors"), groups, ["fixed", "described"], of_state)
+    for name, tensor in groups["described"].items():
+        check_finite(f"{folder}: described/{name}", tensor)
     classes = list(classes)
-    known = {"method": _method_classes(content["method"], classes), "likelihood": classes, "prior": classes}
-    described = {
-        key: decode(content[key], groups["described"], [*_likelihoods_and_priors(), *named])
-        for key, named in known.items()
-    }
-    names = set(content["names"])
+    described = _described(content, groups["described"], classes)
+    names = set(content.names)
     module = copy.deepcopy(unwrapped(model))
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     missing = names - {name for name, _ in module.named_parameters()}
     if missing:
         raise CorruptFile(f"{folder} is a posterior of another model: this one has no parameter {sorted(missing)[0]!r}")
-    network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in names)
-    if network.fingerprint() != content["fingerprint"]:
+    try:
+        network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in names)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CorruptFile(f"{folder}: its likelihood or prior does not go with the model ({error})") from error
+    if network.fingerprint() != content.fingerprint:
         raise CorruptFile(
             f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
         )
+    state = {group.removeprefix(_STATE): tensors for group, tensors in groups.items() if group.startswith(_STATE)}
+    _check(folder, lambda: check_like("fixed", groups["fixed"], network.fixed()))
     network = network.with_fixed(groups["fixed"])
-    info = Info(**content["info"])
+    info = content.info
+    _check(folder, lambda: described["method"].check_state(state, network))
     if differs_from(info.forward, network):
         raise CorruptFile(
             f"{folder} is a posterior of another model: its parameters have the same names and shapes, but this model "
             "computes something else with them (another activation, or another order of layers?)"
         )
-    state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
     posterior = Posterior(described["method"], state, network, info)
     return posterior.to(network.device if device is None else device)
+
+
+@dataclass(frozen=True)
+class _PosteriorFile:
+    """What `posterior.json` holds, beside its format and checksum."""
+
+    method: dict[str, Any]
+    likelihood: dict[str, Any]
+    prior: dict[str, Any]
+    names: list[str]
+    fingerprint: str
+    digest: str
+    info: Info
+    note: dict[str, Any]
+
+
+def _described(content: _PosteriorFile, tensors: Params, classes: list[type]) -> dict[str, Any]:
+    """The method, the likelihood and the prior; a file that this version wrote has all of their knobs."""
+    from caveat import __version__  # the package imports this module first
+
+    complete = content.info.versions.get("caveat") == __version__
+    known = {"method": _method_classes(content.method, classes), "likelihood": classes, "prior": classes}
+    described = {
+        key: decode(getattr(content, key), tensors, [*_likelihoods_and_priors(), *named], complete=complete)
+        for key, named in known.items()
+    }
+    if Method not in type(described["method"]).__mro__:
+        raise CorruptFile(f"{type(described['method']).__name__} is not a method")
+    return described
+
+
+def _check(folder: Path, check: Callable[[], None]) -> None:
+    """Make a check of what was read; whatever it stumbles over is a file that is not what it should be."""
+    try:
+        check()
+    except (CorruptFile, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        told = str(error) if isinstance(error, CorruptFile) else f"{type(error).__name__}: {error}"
+        raise CorruptFile(f"{folder / 'state.safetensors'} is not the state of this network: {told}") from error
 
 
 @contextlib.contextmanager
@@ -266,11 +323,19 @@ def _shapes_in_errors(x: Inputs) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
         if "allocate memory" in str(error):  # on a CPU torch has no error of its own for it
             raise MemoryError(f"too little memory for inputs of shapes {shapes}: take fewer rows or draws") from error
-        raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}") from error
+        raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}; {BATCH_AXIS}") from error
+
+
+def _check_rows(outputs: Tensor, x: Inputs) -> None:
+    """Raise a ValueError unless there is one output, [B, ...], for each of the B rows that the inputs have."""
+    rows, shapes = count_rows(x), [tuple(tensor.shape) for tensor in tensors_in(x)]
+    if len(outputs) != rows:
+        shape = tuple(outputs.shape)
+        raise ValueError(f"outputs of shape {shape} are not one for each of the {rows} rows of {shapes}: {BATCH_AXIS}")
 
 
 def _in_own_arithmetic(draws: Iterator[Params], device: torch.device) -> Iterator[Params]:

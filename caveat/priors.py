@@ -27,6 +27,7 @@ __all__ = [
     "Prior",
     "StudentTPrior",
     "gaussian_precisions",
+    "weight_decay",
 ]
 
 Params = dict[str, Tensor]
@@ -94,6 +95,20 @@ def gaussian_precisions(prior: Prior, weights: Mapping[str, Tensor]) -> Params |
     if not isinstance(prior, GaussianPrior):
         return None
     return {name: prior.of(name, weight) for name, weight in weights.items()}
+
+
+def weight_decay(precisions: Params | None, rows: int) -> dict[str, float] | None:
+    """A Gaussian prior as the decay of each weight tensor; None where the prior has to be in the loss instead.
+
+    The gradient of -log p(w) / rows is precision / rows times the weight.
+
+    Args:
+        precisions: of each tensor, as `gaussian_precisions` gives them: None for a prior that is not Gaussian.
+        rows: of the training data.
+    """
+    if precisions is None or any(precision.numel() > 1 for precision in precisions.values()):
+        return None
+    return {name: float(precision) / rows for name, precision in precisions.items()}
 
 
 @dataclass(frozen=True)

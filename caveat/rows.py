@@ -98,6 +98,11 @@ class Rows:
         for rows, batch in zip(chosen, loader, strict=True):
             yield self._checked(batch, rows, device)
 
+    def resident(self, positions: Tensor) -> Batch:
+        """The batch at positions on the device where the rows are (`on`), without a look at its values."""
+        rows = self.indices[positions]
+        return _split_batch(tuple(t[rows] for t in self.dataset.tensors), self.needs_targets)
+
     def ordered(self, size: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """All rows once, in order."""
         yield from self.batches(torch.split(torch.arange(len(self)), size or self.batch_size), device)
@@ -115,10 +120,13 @@ class Rows:
             )
         return move(x, device), y.to(device, non_blocking=True)
 
+    def _sampled(self) -> Tensor:
+        """Positions of all rows; of data that must be read row by row, of at most 10,000 spread over them."""
+        return torch.arange(len(self)) if self.in_memory else _spread(len(self), 10_000)
+
     def _sample(self) -> Iterator[Batch]:
-        """All rows in order; of data that must be read row by row, at most 10,000 spread over them."""
-        spread = torch.arange(len(self)) if self.in_memory else _spread(len(self), 10_000)
-        yield from self.batches(torch.split(spread, 1024 if self.in_memory else self.batch_size))
+        """The sampled rows in order."""
+        yield from self.batches(torch.split(self._sampled(), 1024 if self.in_memory else self.batch_size))
 
     def everything(self) -> Batch:
         """All rows as one batch, in order; of data that must be read row by row, at most 10,000 spread over them."""
@@ -128,6 +136,10 @@ class Rows:
     def targets(self) -> Tensor:
         """The targets of `everything`, whose inputs are looked at but not kept."""
         return torch.cat([y for _, y in self._sample()])
+
+    def number_in_data(self, row: int) -> int:
+        """The number in the data set, from 0, of a row of `targets`: parts, spreads and samplers leave rows out."""
+        return int(self.indices[self._sampled()[row]])
 
     def on(self, device: torch.device) -> "Rows":
         """These rows on a device, where they are tensors and take at most a quarter of its free memory."""

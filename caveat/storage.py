@@ -8,14 +8,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
-import shutil
 import signal
-import tempfile
 import threading
 import types
-import typing
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from caveat.files import umask, whole_file
+from caveat.files import whole_file
+from caveat.knobs import check_knobs
 
 __all__ = [
     "FORMAT",
@@ -35,7 +35,7 @@ __all__ = [
     "decode",
     "digest_of",
     "encode",
-    "new_folder",
+    "read_arrays",
     "read_json",
     "read_state",
     "settings_digest",
@@ -60,44 +60,14 @@ _KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }  # as the safetensors format names them
+_LARGEST = 2**63  # whole numbers of files are below
 _MAPPED_ABOVE = 64 * 2**20  # larger tensors stay on disk until they are used
-_SAMPLED_ABOVE = 256 * 2**20  # larger files are checked by 256 blocks of 1 MiB spread over them
+_TREE_ABOVE = 256 * 2**20  # larger files have a digest of the digests of their pieces, which threads take side by side
+_PIECE = 16 * 2**20  # bytes
 
 
 class CorruptFile(ValueError):  # noqa: N818 - the name says what is wrong
     """A file that is cut, edited, of another format version, or not what it should be."""
-
-
-@contextmanager
-def new_folder(path: str | Path, overwrite: bool = False) -> typing.Iterator[Path]:
-    """A folder that appears at `path` only when the block ends well; an existing one is refused or replaced whole."""
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: choose another folder, or pass overwrite=True to replace it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        temporary.chmod(0o777 & ~umask())
-        yield temporary
-        if path.exists():
-            _replace_folder(path, temporary)
-        else:
-            temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _replace_folder(path: Path, new: Path) -> None:
-    """Put a new folder in the place of an old one, which comes back when that fails."""
-    retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-    path.rename(retired / path.name)
-    try:
-        new.rename(path)
-    except OSError:
-        (retired / path.name).rename(path)
-        raise
-    finally:
-        shutil.rmtree(retired)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -115,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
         claimed = content.pop("checksum")
         version = content["format"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptFile(f"{path} is not a whole file of this library ({type(error).__name__}: {error})") from error
     if version != FORMAT:
         raise CorruptFile(f"{path} has format version {version}, this library reads version {FORMAT}")
@@ -161,6 +131,23 @@ def write_arrays(path: Path, arrays: Mapping[str, numpy.ndarray]) -> None:
         numpy.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
+def read_arrays(path: Path, needed: Iterable[str] = (), *, skip: Iterable[str] = ()) -> dict[str, numpy.ndarray]:
+    """Read the arrays of an npz file, but for those to skip; one that is missing, cut or damaged is refused by name."""
+    if not path.is_file():
+        raise CorruptFile(f"{path} is missing")
+    try:
+        with path.open("rb") as raw, numpy.load(raw, allow_pickle=False) as file:
+            arrays = {
+                name: file[name] for name in file.files if name not in skip
+            }  # read whole, so that sums are checked
+    except Exception as error:  # numpy, zipfile, zlib and the parser of headers have an error each for what is broken
+        raise CorruptFile(f"{path} is cut or damaged ({type(error).__name__}: {error})") from error
+    missing = [name for name in needed if name not in arrays]
+    if missing:
+        raise CorruptFile(f"{path} holds no array {', '.join(missing)}, only {', '.join(arrays) or 'nothing'}")
+    return arrays
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Let a Ctrl-C wait until the block ends: safetensors would swallow it, and a whole file would look broken."""
@@ -181,7 +168,7 @@ def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> S
     """Read grouped tensors (large ones memory-mapped on the CPU) after checking the file against its digest."""
     if not path.is_file():
         raise CorruptFile(f"{path} is missing")
-    if _digest(path) != digest:
+    if _digest(path, sampled=not str(digest).startswith("tree:")) != digest:
         raise CorruptFile(f"{path} is cut or was changed after it was written: its digest does not match")
     try:
         with _uninterrupted(), safe_open(path, framework="pt", device=str(device)) as file:
@@ -190,16 +177,22 @@ def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> S
             for group, names in json.loads(file.metadata()["groups"]).items():
                 tensors = {name: file.get_tensor(f"{group}/{name}") for name in names}
                 state[group] = {name: t.clone() if t.nbytes < _MAPPED_ABOVE else t for name, t in tensors.items()}
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(f"{path} is not a whole safetensors file ({error})") from error
     return state
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, sampled: bool = False) -> str:
+    """A digest of every byte of a file; `sampled`, as earlier versions wrote it, of 256 spread MiB of a large one."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
+    if size > _TREE_ABOVE and not sampled:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for piece in pool.map(functools.partial(_piece_digest, path), range(0, size, _PIECE)):
+                digest.update(piece)
+        return f"tree:{digest.hexdigest()}"
     with path.open("rb") as file:
-        if size <= _SAMPLED_ABOVE:
+        if size <= _TREE_ABOVE:
             while block := file.read(2**20):
                 digest.update(block)
         else:
@@ -207,6 +200,15 @@ def _digest(path: Path) -> str:
                 file.seek(k * (size - 2**20) // 255)
                 digest.update(file.read(2**20))
     return digest.hexdigest()
+
+
+def _piece_digest(path: Path, start: int) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(start)
+        for _ in range(_PIECE // 2**20):
+            digest.update(file.read(2**20))
+    return digest.digest()
 
 
 def stored_bytes(state: State) -> int:
@@ -299,13 +301,19 @@ def digest_of(state: State) -> str:
     return digest.hexdigest()
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -> Any:
-    """The inverse of `encode` (lists come back as tuples): only the classes given are ever made."""
+def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type], *, complete: bool = False) -> Any:
+    """The inverse of `encode` (lists come back as tuples): only the classes given are ever made.
+
+    With `complete` every field must be there; without, those that a class has a default for may be missing, as in files
+    of before it had them.
+    """
     known = {cls.__name__: cls for cls in classes}
 
     def make(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(make(item) for item in value)
+        if isinstance(value, int) and abs(value) >= _LARGEST:
+            raise CorruptFile(f"the description of an object holds a number of {len(str(value))} digits")
         if not isinstance(value, dict):
             return value
         if "tensor" in value:
@@ -319,12 +327,19 @@ def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -
                 f"class, as in load(..., classes=[{name}])"
             )
         fields = {field: make(item) for field, item in value["fields"].items()}
+        missing = [field.name for field in dataclasses.fields(known[name]) if field.init and field.name not in fields]
+        if missing and complete:
+            raise CorruptFile(f"{name} cannot be made from what was saved: it lacks {missing[0]!r}")
         try:
-            return known[name](**fields)
+            made = known[name](**fields)
+            check_knobs(made)
         except (TypeError, ValueError) as error:
             raise CorruptFile(f"{name} cannot be made from what was saved ({error})") from error
+        return made
 
     try:
         return make(value)
-    except (KeyError, AttributeError, TypeError) as error:
+    except (KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, CorruptFile):
+            raise
         raise CorruptFile(f"the description of an object is not whole ({type(error).__name__}: {error})") from error

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, map_tensors, move, tensors
-from caveat.likelihoods import Hyper, Likelihood
-from caveat.network import Network, ParameterFilter
+from caveat.likelihoods import Categorical, Hyper, Likelihood
+from caveat.likelihoods.protocol import TargetFault
+from caveat.likelihoods.token_labels import read_labels
+from caveat.network import Initialise, Network, ParameterFilter
 from caveat.priors import Params, Prior
 from caveat.rows import Data, Rows
 from caveat.storage import code_digest, settings_digest
@@ -35,7 +37,9 @@ class Task:
         validation: a share of the rows (split off once, by index), or validation data of their own.
         parameters: which parameters inference is about: a name pattern, several, or a predicate.
         augment: `augment(x, generator) -> x` on a training batch; never used for exact sums.
-        initialise: draws fresh weights in place on a module; by default `reset_parameters` of every layer.
+        initialise: how fresh weights are drawn: by default by the module's own initialisers; name patterns draw the
+            parameters that they match and leave the others as they are (a new head on a pretrained trunk); a function
+            draws in place on a module.
         split_seed: which rows a validation share takes.
     """
 
@@ -49,7 +53,7 @@ class Task:
         validation: float | Data | None = None,
         parameters: ParameterFilter = "*",
         augment: Augment | None = None,
-        initialise: Callable[[nn.Module], None] | None = None,
+        initialise: Initialise | None = None,
         split_seed: int = 0,
     ) -> None:
         self.network = Network(model, likelihood, prior, parameters, initialise)
@@ -144,18 +148,35 @@ class Task:
 
     def _check(self) -> None:
         """Send the first rows through the network and read all targets: a mistake shows now, not an hour later."""
-        likelihood, output = self.network.likelihood, self._first_output()
+        output = self._first_output()
+        self._read_labels()
+        likelihood = self.network.likelihood
         for name, rows in (("training", self.train), ("validation", self.validation)):
             if rows is None:
                 continue
             try:
                 targets = rows.targets()
                 likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
+            except TargetFault as fault:
+                numbered = fault.numbered(rows.number_in_data(fault.row))
+                raise ValueError(f"the {name} data do not fit: {numbered}") from fault
             except ValueError as error:
                 raise ValueError(f"the {name} data do not fit: {error}") from error
             rows.known_finite = rows.in_memory
             if rows is self.train:
                 self.hyper, self.baseline = likelihood.initial_hyper(targets), likelihood.baseline(targets)
+
+    def _read_labels(self) -> None:
+        """See in the first rows whether labels are to be scored one position later, as those of language models are."""
+        likelihood, network = self.network.likelihood, self.network
+        if not isinstance(likelihood, Categorical):
+            return
+        x, labels = next(self.train.batches([torch.arange(min(self.n, 2))]))
+        likelihood, told = read_labels(
+            likelihood, lambda inputs: network(network.params(), move(inputs, network.device)), x, labels
+        )
+        self.network = network.with_likelihood(likelihood)
+        self.warnings += [told] if told else []
 
     def _first_output(self) -> Tensor:
         """The network's output for the first row, [1, ...]."""

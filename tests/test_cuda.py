@@ -83,13 +83,13 @@ def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monk
     torch.use_deterministic_algorithms(True, warn_only=True)
     whole = caveat.fit(task(), caveat.MAP(training=Training(epochs=4)), device="cuda", progress=False)
     monkeypatch.setattr(run.Run, "checkpoint_due", lambda self: self.folder is not None)
-    checkpoint = loop._Loop.checkpoint
+    checkpoint = loop.Loop.checkpoint
 
     def killed(self: object) -> None:
         checkpoint(self)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop._Loop, "checkpoint", killed)
+    monkeypatch.setattr(loop.Loop, "checkpoint", killed)
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             caveat.fit(

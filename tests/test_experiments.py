@@ -1,5 +1,6 @@
 """The experiments are whole: files plan, grids build, one cell of a kind runs, and what the READMEs name is there."""
 
+import csv
 import re
 import shutil
 import sys
@@ -11,11 +12,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+import caveat
 from caveat.bench import Place, cells_of, read_experiment, run_bench
 from caveat.bench.cells import task_of
 from caveat.data import DataSet
+from caveat.models import resnet18
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
@@ -161,3 +164,46 @@ def test_the_second_table_has_all_eight_methods_and_goes_on_where_it_stopped(
     assert second.main(words) == 0
     assert len(second.read(tmp_path / "table.csv")) == 2
     assert "| RigL |" in capsys.readouterr().out
+
+
+def test_supports_are_those_of_the_draws_and_renamed_channels_change_no_more_than_their_order(
+    script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Overlaps of two small posteriors, against the weights that are not zero in their draws."""
+    overlap = script("ssvi/overlap.py")
+    active = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        module = resnet18(3, 10, 4)
+        rows = TensorDataset(torch.randn(20, 3, 32, 32), torch.arange(20) % 10)
+        task = caveat.Task(module, DataLoader(rows, 10), caveat.Categorical(), caveat.GaussianPrior(1.0))
+        method = caveat.SSVI(density=0.2, training=caveat.Training(epochs=1))
+        posterior = caveat.fit(task, method, seed=seed, folder=tmp_path / f"{seed}", progress=False)
+        (draw,) = posterior.sample(1)
+        active.append({name.removesuffix(".weight"): weight != 0 for name, weight in draw.items()})
+    overlap.main([str(tmp_path / "0"), str(tmp_path / "1"), "--renamings", "50", "--csv", str(tmp_path / "o.csv")])
+    with (tmp_path / "o.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 21, "nineteen convolutions that are sparse, the head, and all of them"
+    assert "| 0 | 1 | all |" in capsys.readouterr().out
+    for line in lines[:-1]:
+        first, second = (masks[line["layer"]] for masks in active)
+        assert int(line["shared"]) == int((first & second).sum())
+        assert float(line["overlap"]) == pytest.approx(int((first & second).sum()) / int(first.sum()), abs=1e-5)
+        assert float(line["chance"]) == pytest.approx(float(second.double().mean()), abs=1e-5)
+    assert sum(int(line["shared"]) for line in lines[:-1]) == int(lines[-1]["shared"])
+    assert float(lines[-1]["renamed_mean"]) == pytest.approx(float(lines[-1]["chance"]), abs=0.02)
+    support = overlap.Support.read(tmp_path / "0")
+    assert float(overlap.overlaps(support, support, 2)[-1]["overlap"]) == 1
+    renamed = support.renamed(torch.Generator().manual_seed(1))
+    head, mask = renamed["head"], support.masks["head"]
+    assert not torch.equal(head, mask)
+    assert torch.equal(head.sum(1), mask.sum(1)), "classes keep their names"
+    assert torch.equal(head.sum(0).sort().values, mask.sum(0).sort().values)
+    # What is added to one another is renamed alike: outputs of a stage's convolutions, with the inputs of its next one.
+    channels = [
+        torch.cat([masks["stages.3.0.body.3"].sum(1).flatten(1), masks["stages.3.1.body.0"].sum(0).flatten(1)], 1)
+        for masks in (support.masks, renamed)
+    ]  # [32, 18]: how many weights write a channel and read it, at each place of their kernels
+    assert channels[0].tolist() != channels[1].tolist()
+    assert sorted(channels[0].tolist()) == sorted(channels[1].tolist())

@@ -207,7 +207,7 @@ def test_a_fit_that_kept_nothing_leaves_nothing_that_blocks_another(
         raise stop
 
     with monkeypatch.context() as patched:
-        patched.setattr("caveat.engine.training.loop._Loop.run_epoch", stopped)
+        patched.setattr("caveat.engine.training.loop.Loop.run_epoch", stopped)
         for method, start in ((POINT, None), (PATH, POINT)):
             with pytest.raises(stop):
                 caveat.fit(task(), method, start=start, folder=tmp_path / "posterior", progress=False)

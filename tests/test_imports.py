@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 LAYERS = [
     {"files", "knobs", "batches", "randomness"},
     {"data", "models", "native"},
-    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage"},
+    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
     {"methods"},
     {"posterior", "fitting", "deploy", "bayesian_linear_model"},
@@ -24,7 +25,7 @@ LAYERS = [
     {"recipe", "references"},
     {"bench"},
     {"report"},
-    {"cli", "__init__"},
+    {"cli", "public", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
@@ -65,6 +66,7 @@ ROOMS: dict[str, set[str]] = {
 # Files beside the rooms that the rooms may import. Others beside them, the door of the parent first, stand above.
 FLOOR: dict[str, set[str]] = {
     "engine": {
+        "captured_steps",
         "cost",
         "distributed",
         "flat_weights",
@@ -72,9 +74,11 @@ FLOOR: dict[str, set[str]] = {
         "fresh_weights",
         "golden_section",
         "method",
+        "own_initialisers",
         "predictors",
         "run",
         "running_moments",
+        "state_checks",
         "torch_settings",
     },
     "evaluate": set(),
@@ -162,6 +166,14 @@ def test_no_name_of_a_door_is_that_of_a_file_behind_it(room: str) -> None:
     assert not names & {path.stem for path in (PACKAGE / room).glob("*.py")}
 
 
+def test_the_written_plan_names_every_room_and_files_that_there_are() -> None:
+    plan = (PACKAGE.parent / "docs/architecture.md").read_text()
+    for name in re.findall(r"`([\w/]+\.py)`", plan):
+        assert any((PACKAGE / parent / name).is_file() for parent in ("", "engine", "..")), f"there is no {name}"
+    for room in ROOMS:
+        assert f"`{room.removeprefix('engine/')}/`" in plan, f"{room} is not in the plan"
+
+
 def test_folders_are_small_enough_to_take_in() -> None:
     for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
         if folder.name not in WITHOUT_LIMIT:
@@ -182,14 +194,46 @@ def test_benchmarks_and_experiments_import_what_there_is() -> None:
 
 def test_importing_costs_little_more_than_torch() -> None:
     clock = "time.process_time()"
-    code = f"import time; s = {clock}; import torch; t = {clock}; import caveat; print(({clock} - t) / (t - s))"
+    code = f"import time; s = {clock}; import torch; t = {clock}; import caveat; caveat.Task; u = {clock}; "
+    code += "print((u - t) / (t - s))"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
     assert min(float(run.stdout) for run in runs) < 0.35  # of the time that torch itself takes
 
 
 def test_extras_are_imported_only_where_they_are_used() -> None:
-    code = "import sys, caveat; print(*sys.modules)"
+    code = "import sys, caveat; caveat.Task; print(*sys.modules)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not loaded & {"tyro", "sklearn", "plotly", "pooch", "PIL", "mnist1d", "matplotlib", "scipy", "arviz_stats"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fit", "--help"], ["report", "--help"], ["fit"]])
+def test_help_is_shown_without_torch(arguments: list[str]) -> None:
+    code = f"""
+import contextlib, sys
+from caveat.cli import main
+with contextlib.suppress(SystemExit):
+    main({arguments})
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_are_found_whatever_was_imported_first() -> None:
+    code = """
+import caveat.evaluate.metrics, caveat.deploy, caveat
+from caveat import *
+assert caveat.evaluate is evaluate and callable(evaluate) and callable(caveat.deploy)
+assert caveat.Task is Task and caveat.HMC.__name__ == "HMC" and caveat.data.load
+assert {"Task", "HMC", "evaluate"} <= set(dir(caveat)) and not hasattr(caveat, "Tusk")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_modules_that_share_their_names_with_functions_are_known() -> None:
+    package = importlib.import_module("caveat")
+    modules = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert modules & set(package.__all__) == package._FUNCTIONS

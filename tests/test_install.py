@@ -1,9 +1,15 @@
 """Installing must not change the user's torch nor pull torchvision."""
 
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -50,3 +56,32 @@ def test_every_direct_dependency_is_pinned() -> None:
     }
     direct = {Requirement(r).name.lower() for r in metadata.requires("caveat") or []} - {"caveat"}
     assert direct <= pins
+
+
+def test_the_source_distribution_is_the_whole_repository(tmp_path: Path) -> None:
+    """The docs and most of the tests were not in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    pytest.importorskip("setuptools")
+    files = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+    for name in files:
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "tree" / name)
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "tree", capture_output=True, check=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert not files - packed
+
+
+def test_data_inside_the_package_come_with_their_licence() -> None:
+    """The reference for digits holds test inputs of a data set that asks for attribution."""
+    for folder in (ROOT / "caveat" / "references").glob("*/"):
+        if (folder / "reference.json").exists():
+            text = (folder / "LICENSE.md").read_text()
+            assert "CC BY 4.0" in text
+            assert "https://doi.org/10.24432/C50P49" in text
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "references/*/*" in settings["tool"]["setuptools"]["package-data"]["caveat"]
+    assert "caveat/references/digits/LICENSE.md" in settings["project"]["license-files"]

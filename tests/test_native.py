@@ -1,5 +1,6 @@
 """The kernels are compiled once, whole or not at all, and the library does without them where it must."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -58,13 +59,119 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch: Any, tmp_path: Path
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-def test_two_processes_build_at_once_and_a_third_finds_the_file(tmp_path: Path) -> None:
-    both = [run(USE, "-W", "error", XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
+def test_two_processes_build_at_once_and_a_third_finds_the_file(tmp_path: Path, copier: str) -> None:
+    both = [run(USE, "-W", "error", CXX=copier, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
     assert [p.communicate() for p in both] == [("sparse\n", "")] * 2
-    (made,) = (tmp_path / "caveat").iterdir()
+    (made,) = (tmp_path / "caveat" / "native").iterdir()
     when = made.stat().st_mtime_ns
-    assert run(USE, XDG_CACHE_HOME=str(tmp_path)).communicate() == ("sparse\n", "")
+    assert run(USE, CXX=copier, XDG_CACHE_HOME=str(tmp_path)).communicate() == ("sparse\n", "")
     assert made.stat().st_mtime_ns == when
+
+
+NATIVE = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+LOAD = "from caveat.native import library; print(library() is not None)"
+LOADED = ("True\n", "")
+
+
+@pytest.fixture
+def copier(tmp_path: Path) -> str:
+    """A compiler that is quick: it copies the kernels which this machine's own has made."""
+    kernels = Path(native.library()._name)  # type: ignore[union-attr]
+    script = tmp_path / "copier"
+    script.write_text(f'#!/bin/sh\nfor last; do :; done\n[ "$1" = --version ] && echo 1 || cp "{kernels}" "$last"\n')
+    script.chmod(0o700)
+    return str(script)
+
+
+@pytest.fixture
+def made(tmp_path: Path, copier: str) -> Path:
+    """The compiled kernels in a cache of their own."""
+    folder = tmp_path / "cache" / "caveat" / "native"
+    folder.mkdir(parents=True, mode=0o700)
+    return build.built(copier, folder)
+
+
+def use(made: Path, copier: str) -> tuple[str, str]:
+    """What is printed, and said, where the kernels are loaded by a process of its own."""
+    return run(LOAD, CXX=copier, XDG_CACHE_HOME=str(made.parents[2])).communicate()
+
+
+def with_digest(path: Path) -> Path:
+    """The file under the name that its content asks for, as somebody would who knows how names are made."""
+    key = path.stem.split("-")[1]
+    return path.rename(path.with_name(f"native-{key}-{hashlib.sha256(path.read_bytes()).hexdigest()[:32]}.so"))
+
+
+def planted(made: Path, source: str) -> Path:
+    """Another library in the place of the kernels."""
+    code = made.parents[2] / "other.cpp"
+    code.write_text(source)
+    done = build.output(build.compiler(), "-shared", "-fPIC", str(code), "-o", str(made))
+    assert done.returncode == 0, done.stderr
+    made.chmod(0o700)
+    return with_digest(made)
+
+
+OTHER = 'extern "C" int caveat_forward() { return 7; }'
+EVIL = """#include <stdio.h>
+__attribute__((constructor)) static void f() { puts("owned"); fflush(stdout); }"""
+
+
+@NATIVE
+def test_a_cut_file_is_no_end_of_the_process(made: Path, copier: str) -> None:
+    """It was a SIGBUS at every use."""
+    whole = made.read_bytes()
+    made.write_bytes(whole[: len(whole) // 3])
+    assert use(made, copier) == LOADED
+    (again,) = made.parent.iterdir()
+    assert again.read_bytes() == whole
+
+
+@NATIVE
+@pytest.mark.parametrize("damage", ["empty", "flipped", "text", "other symbols"])
+def test_a_damaged_file_is_made_again(made: Path, copier: str, damage: str) -> None:
+    whole = made.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    if damage == "other symbols":
+        planted(made, OTHER)
+    else:
+        made.write_bytes({"empty": b"", "flipped": bytes(flipped), "text": b"no"}[damage])
+    assert build.loaded(copier, made.parent).caveat_forward
+    (again,) = made.parent.iterdir()
+    assert again.read_bytes() == whole
+    when = again.stat().st_mtime_ns
+    assert build.loaded(copier, made.parent).caveat_forward
+    assert again.stat().st_mtime_ns == when, "once"
+
+
+@NATIVE
+@pytest.mark.parametrize("of", ["another user", "this user, for all to write to"])
+def test_a_file_that_others_could_have_written_is_not_loaded(made: Path, copier: str, of: str) -> None:
+    evil = planted(made, EVIL)
+    if of == "another user":
+        if os.getuid() != 0:
+            pytest.skip("only root gives files away")
+        os.chown(evil, 12345, 12345)
+    else:
+        evil.chmod(0o777)
+    assert use(made, copier) == LOADED
+    assert not evil.exists()
+
+
+@NATIVE
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_folder_that_others_can_write_to_is_not_used(
+    made: Path, copier: str, place: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planted(made, EVIL)
+    made.parents[place].chmod(0o777)
+    with pytest.warns(UserWarning, match=r"other users can write to .*, and every process compiles.*XDG_CACHE_HOME"):
+        assert build.loaded(copier, made.parent).caveat_forward
+    assert capfd.readouterr().out == "", "not owned"
+    made.parents[place].chmod(0o700)
+    build.loaded(copier, made.parent)
+    assert capfd.readouterr().out == "owned\n", "this is what such a file could do"
 
 
 @pytest.mark.skipif(native.library() is None or sys.platform != "linux", reason="no native kernels, or no /proc")

@@ -1,5 +1,7 @@
 """A task checks its data, splits off validation rows, and scales batches so that they are unbiased for the whole."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -220,3 +222,15 @@ def test_fingerprint_takes_any_type_and_any_prior() -> None:
             return like
 
     assert task((x, y), prior=Own()).fingerprint()["prior"] == "Own"
+
+
+@pytest.mark.parametrize("validation", [0.2, None])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_broken_target_has_the_number_of_its_row_in_the_data(validation: float | None, in_memory: bool) -> None:
+    """The held-out rows were not counted, so that another row was named."""
+    x, y = torch.randn(60, 2), torch.randn(60, 1)
+    y[43] = math.nan
+    rows = TensorDataset(x, y)
+    given = rows if in_memory else [rows[i] for i in range(60)]
+    with pytest.raises(ValueError, match="data do not fit: Gaussian needs finite targets, but row 43 holds nan"):
+        Task(nn.Linear(2, 1), given, Gaussian(), validation=validation)

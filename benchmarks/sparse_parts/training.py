@@ -83,7 +83,7 @@ def train(job: Job) -> dict[str, Any]:
 
 def train_ours(job: Job, module: nn.Module, x: Tensor, y: Tensor, watch: Watch) -> dict[str, Any]:
     """The library's own loop, watched; all of training in one epoch."""
-    loop: Any = training_loop._Loop
+    loop: Any = training_loop.Loop
     backward, move = loop._backward, loop._move
 
     def watched_backward(self: Any, *given: Any) -> Tensor:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from caveat.storage import read_json
+from caveat.bench.rows import COLUMNS
+from caveat.storage import CorruptFile, read_arrays, read_json
 
-__all__ = ["SavedCell", "read_cell"]
+__all__ = ["SavedCell", "damage_of", "read_cell"]
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,39 @@ class SavedCell:
         return next(part for part in self.parts if part["name"] == name)
 
     def rows(self, name: str) -> dict[str, np.ndarray]:
-        """The numbers of every row of a test set."""
-        file = self.folder / "scores" / Path(self.part(name)["file"]).name
-        with np.load(file, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
+        """The numbers of every row of a test set; a file that is damaged is refused by name."""
+        part = self.part(name)
+        file = self.folder / "scores" / Path(part["file"]).name
+        columns = COLUMNS[self.kind, part["role"]]
+        arrays = read_arrays(file, columns)
+        for column in columns:
+            if arrays[column].shape != (part["rows"],):
+                raise CorruptFile(f"{file}: {column} has shape {arrays[column].shape}, not one for {part['rows']} rows")
+        return arrays
 
 
 def read_cell(folder: Path) -> SavedCell:
     """The finished cell in a folder."""
     metrics, result = read_json(folder / "metrics.json"), read_json(folder / "result.json")
-    notes = tuple(metrics.get("reference", {}).get("notes", ()))
-    chosen = result.get("chosen", "")
-    parts, info = tuple(metrics["data"]), metrics["info"]
-    return SavedCell(folder, metrics["kind"], parts, info, result["cost"], chosen, notes, metrics)
+    try:
+        notes = tuple(metrics.get("reference", {}).get("notes", ()))
+        chosen = result.get("chosen", "")
+        parts, info = tuple(metrics["data"]), metrics["info"]
+        for part in parts:
+            if (metrics["kind"], part["role"]) not in COLUMNS or not {"name", "file", "rows", "metrics"} <= part.keys():
+                raise KeyError(f"a whole entry of {part.get('name')!r}")
+        return SavedCell(folder, metrics["kind"], parts, info, dict(result["cost"]), chosen, notes, metrics)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CorruptFile(f"metrics.json or result.json in {folder} lacks something ({error})") from error
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is damaged among the files of a finished cell, in words that name the file; None where all are whole."""
+    try:
+        cell = read_cell(folder)
+        for part in cell.parts:
+            cell.rows(part["name"])
+            read_arrays(folder / part["file"])
+    except (CorruptFile, FileNotFoundError) as error:
+        return str(error)
+    return None

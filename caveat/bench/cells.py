@@ -10,12 +10,12 @@ cells/<name>/failure.json       in its place where something went wrong
 """
 
 import dataclasses
+import shutil
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
@@ -29,12 +29,12 @@ from caveat.engine.run import Info
 from caveat.evaluate import ReferenceSet, evaluate
 from caveat.evaluate.predictions import predict_rows
 from caveat.files import names_function
-from caveat.fitting import fit
+from caveat.fitting import fit, remove_leftovers
 from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior
 from caveat.references import load_reference
 from caveat.rows import Rows
-from caveat.storage import FORMAT, write_arrays, write_json
+from caveat.storage import FORMAT, read_arrays, write_arrays, write_json
 from caveat.task import Task
 
 __all__ = ["Outcome", "Place", "record_failure", "run_cell", "task_of"]
@@ -73,7 +73,6 @@ def run_cell(experiment: Experiment, cell: Cell, place: Place) -> Outcome:
         if current_ranks(place.device).first:
             record_failure(folder, cell, text, traceback.format_exc())
         return outcome
-    (folder / "failure.json").unlink(missing_ok=True)
     return Outcome(time.monotonic() - started, None, result)
 
 
@@ -143,6 +142,7 @@ def _score(
         "cost": _cost(posterior, start, tests),
         "seconds": posterior.info.seconds + time.monotonic() - began,  # what another such cell will take
     }
+    (folder / "failure.json").unlink(missing_ok=True)  # before the cell counts as done: nobody looks into it then
     write_json(folder / "result.json", result)
     return scores.data[0].metrics["nll"].mean
 
@@ -166,10 +166,14 @@ def _posterior(cell: Cell, place: Place, folder: Path, data: DataSet, start: Pos
         )
         return task, posterior
 
-    if not (folder / "posterior").exists():
-        if len(cell.candidates) == 1:
-            return fitted(cell.candidates[0], folder / "posterior")[1]
-        fit_best(cell, folder, place.device, fitted)
+    if (folder / "posterior").exists():
+        if current_ranks(place.device).first:
+            remove_leftovers(folder / "posterior")
+            shutil.rmtree(folder / "candidates", ignore_errors=True)  # of which this one was chosen
+        return _stored(cell, place, folder / "posterior")
+    if len(cell.candidates) == 1:
+        return fitted(cell.candidates[0], folder / "posterior")[1]
+    fit_best(cell, folder, place.device, fitted)
     return _stored(cell, place, folder / "posterior")
 
 
@@ -208,8 +212,7 @@ def _reference(experiment: Experiment, cell: Cell, place: Place) -> Posterior | 
 
 def _keep_rows(folder: Path, file: str, kind: str, count: int) -> None:
     """Write a few numbers for every row to scores/, and leave at most `count` rows of the whole predictions."""
-    with np.load(folder / file, allow_pickle=False) as content:
-        arrays = {name: content[name] for name in content.files}
+    arrays = read_arrays(folder / file)
     write_arrays(folder / "scores" / Path(file).name, row_scores(kind, arrays))
     rows = len(arrays["rows"])
     if rows > count:

@@ -106,9 +106,10 @@ def estimate_text(table: Sequence[Estimate], jobs: int) -> str:
 def seconds_of(out: Path, cell: Cell) -> float | None:
     """What a finished cell took, whatever it was scored on."""
     try:
-        return float(read_json(out / "cells" / cell.name / "result.json")["seconds"])
+        seconds = read_json(out / "cells" / cell.name / "result.json").get("seconds")
     except (FileNotFoundError, CorruptFile):
         return None
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def seconds_left(known: Sequence[tuple[Cell, float]], left: Sequence[Cell], jobs: int) -> float | None:

@@ -15,7 +15,14 @@ import torch
 
 from caveat.evaluate.metrics import accuracy, brier, interval_coverage, reliability, squared_error
 
-__all__ = ["row_scores"]
+__all__ = ["COLUMNS", "row_scores"]
+
+COLUMNS = {  # by kind and role: one entry a decision each
+    ("classification", "test"): ("rows", "log_prob", "brier", "correct", "confidence", "entropy", "epistemic"),
+    ("classification", "ood"): ("rows", "entropy", "epistemic"),
+    ("regression", "test"): ("rows", "log_prob", "squared_error", "crps", "covered", "variance", "epistemic"),
+    ("regression", "ood"): ("rows", "variance", "epistemic"),
+}
 
 _BINS = 15
 

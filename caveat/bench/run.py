@@ -10,17 +10,16 @@ A folder of results holds
 The tables are written when the run ends, also when it is stopped, from the cells that are done by then.
 """
 
-import contextlib
 import dataclasses
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from caveat.bench.cell_files import damage_of
 from caveat.bench.cells import Outcome, Place, record_failure, run_cell
 from caveat.bench.checks import check_fits
 from caveat.bench.compare import comparisons, ranks
@@ -44,8 +43,9 @@ from caveat.data.condition_sets import shift_label
 from caveat.engine.distributed import current_ranks
 from caveat.evaluate.metrics import format_seconds
 from caveat.evaluate.predictions import file_stem
+from caveat.files import sole_use
 from caveat.methods import method_name
-from caveat.storage import FORMAT, encode, read_json, write_arrays, write_json
+from caveat.storage import FORMAT, CorruptFile, encode, read_json, write_arrays, write_json
 
 __all__ = ["Bench", "run_bench"]
 
@@ -88,14 +88,19 @@ def run_bench(
         raise ValueError(f"--jobs {jobs}: under torchrun the ranks share each cell, so leave --jobs at 1")
     every = cells_of(experiment)
     cells = select(every, only)
-    pending = [cell for cell in cells if not is_done(place.out, cell, evaluation_key(experiment, cell))]
+    done = {cell.name for cell in every if is_done(place.out, cell, evaluation_key(experiment, cell))}
+    damaged = {name: text for name in sorted(done) if (text := damage_of(place.out / "cells" / name))}
+    pending = [cell for cell in cells if cell.name not in done or cell.name in damaged]
     check_fits(experiment, pending, place.data_dir)
     ranks_here.wait()  # all ranks have looked before one of them writes
     if not ranks_here.first:
         for cell in pending:
             run_cell(experiment, cell, place)
         return Bench(place.out, len(cells), len(pending), {}, [])
-    with _locked(place.out):
+    with sole_use(place.out, place.out / ".lock"):
+        for name, text in damaged.items():
+            say(f"{text}: its cell is scored again")
+            (place.out / "cells" / name / "result.json").unlink()
         shutil.copyfile(path, place.out / "experiment.toml")
         say(f"{experiment.title or experiment.name}: {len(cells)} cells, {len(cells) - len(pending)} done before")
         try:
@@ -222,21 +227,7 @@ def _write_index(
 
 def _error(out: Path, cell: Cell) -> str | None:
     path = out / "cells" / cell.name / "failure.json"
-    return str(read_json(path)["error"]) if path.exists() else None
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """The folder for this process alone; the system lets go of it however the process ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RuntimeError(
-                    f"{out} is in use by another `caveat bench`: wait for it, or choose --out"
-                ) from error
-        yield
+    try:
+        return str(read_json(path).get("error", "")) if path.exists() else None
+    except CorruptFile as error:
+        return str(error)

@@ -6,11 +6,14 @@
 `main` runs a command line and is the entry point `caveat`.
 """
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from caveat.cli.commands import commands, tensors_from_files
+from caveat.cli.verb import Failure, is_first_rank, printable
 
 __all__ = ["main"]
 
@@ -22,35 +25,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
         return 1
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
         from caveat import __version__
 
         print(__version__)
         return 0
-    tree, runners = commands()
+    try:
+        code = _run(tyro, arguments)
+        sys.stdout.flush()  # here, where a closed pipe is expected
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _run(tyro: Any, arguments: list[str]) -> int:
+    """Parse and run a command line; returns the exit code."""
+    tree, runners = commands(arguments)
     try:
         parsed = tyro.cli(
             tree,
             prog="caveat",
             description="Posteriors for PyTorch networks.",
             args=arguments,
-            registry=tensors_from_files(),
+            registry=tensors_from_files(arguments),
         )
     except ValueError as error:  # a value out of its range
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _failed(str(error), 2, "--json" in arguments)
+    except SystemExit as stop:
+        sys.stdout.flush()
+        if stop.code and "--json" in arguments:  # the parser has said on standard error what it did not understand
+            print(json.dumps({"error": "the command line was not understood", "code": stop.code}))
+        raise
     try:
         runners[type(parsed)](parsed)
     except KeyboardInterrupt:
-        print(parsed.verb.stopped(), file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _failed(parsed.verb.stopped(), 130, parsed.common.json)
+    except BrokenPipeError:
+        raise
     except (ValueError, TypeError, KeyError, OSError, MemoryError, ArithmeticError, ImportError, RuntimeError) as error:
-        print(f"error: {_reason(error)}", file=sys.stderr)
-        return 1
+        known = error.content if isinstance(error, Failure) else {}
+        return _failed(_reason(error), 1, parsed.common.json, known)
     return 0
+
+
+def _failed(reason: str, code: int, as_json: bool, known: dict[str, Any] | None = None) -> int:
+    """Say what went wrong: on standard error for people, on standard output as json where that is wanted."""
+    print(printable(reason if code == 130 else f"error: {reason}"), file=sys.stderr)
+    if as_json and is_first_rank():
+        print(json.dumps((known or {}) | {"error": reason, "code": code}))
+    return code
 
 
 def _reason(error: Exception) -> str:

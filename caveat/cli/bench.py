@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from caveat.cli.verb import Common, Verb, is_first_rank
+from caveat.cli.verb import Common, Failure, Verb, is_first_rank, printable
 from caveat.knobs import Count, check_knobs
 
 __all__ = ["Bench"]
@@ -47,7 +47,7 @@ class Bench(Verb):
 
         def say(text: str) -> None:
             if not common.quiet and is_first_rank():
-                print(text, file=sys.stderr, flush=True)
+                print(printable(text), file=sys.stderr, flush=True)
 
         done = bench.run_bench(file, place, jobs=self.jobs, parquet=self.parquet, only=self.cells, say=say)
         content = {
@@ -57,11 +57,10 @@ class Bench(Verb):
             "failed": done.failed,
             "guards": [dataclasses.asdict(guard) for guard in done.guards],
         }
-        common.show(
-            content, f"{bench.guard_text(done.guards)}\n\nThe tables: {out}\nTheir page: caveat report --results {out}"
-        )
+        text = f"{bench.guard_text(done.guards)}\n\nThe tables: {out}\nTheir page: caveat report --results {out}"
+        if not (done.failed and common.json):  # then the failure tells all of it, in one object
+            common.show(content, text)
         if done.failed:
             listed = "".join(f"\n  {cell}: {error}" for cell, error in done.failed.items())
-            raise RuntimeError(
-                f"{len(done.failed)} of {done.cells} cells failed; the same command tries them again:{listed}"
-            )
+            reason = f"{len(done.failed)} of {done.cells} cells failed; the same command tries them again:{listed}"
+            raise Failure(reason, content)

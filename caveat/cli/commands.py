@@ -1,11 +1,14 @@
 """The tree of verbs as types, from which the parser makes options and help.
 
 A verb's fields are its options and their comments its help. A method's knobs come from the method's own dataclass, so
-that `caveat fit swag --help` shows them all and there is nothing to keep in step by hand.
+that `caveat fit swag --help` shows them all and there is nothing to keep in step by hand. Only methods that a command
+line names are imported, since torch comes with them and takes longer than all the rest of a `--help`.
 """
 
+import ast
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -20,7 +23,7 @@ from caveat.cli.reference import Reference, References
 from caveat.cli.report import Report
 from caveat.cli.verb import Common, Verb, summary
 
-__all__ = ["VERBS", "commands", "tensors_from_files"]
+__all__ = ["VERBS", "commands", "method_summaries", "tensors_from_files"]
 
 PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "demo": Demo,
@@ -33,20 +36,20 @@ PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
 VERBS: tuple[type[Verb], ...] = (*PLAIN.values(), Fit, Bench, Reference, References)
 
 
-def commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
-    """The tree of verbs as a type for the parser: a verb's, the common and a method's options on one level."""
-    import tyro
+def commands(arguments: Sequence[str]) -> tuple[Any, dict[type, Callable[[Any], None]]]:
+    """The tree of verbs as a type for the parser: a verb's, the common and a method's options on one level.
 
-    from caveat.methods import discover
-    from caveat.references import RECIPES
+    A method that the arguments do not name is there by its name and first line only, and so are the references.
+    """
+    import tyro
 
     runners: dict[type, Callable[[Any], None]] = {}
 
-    def leaf(name: str, verb: type, method: type | None = None, which: Any = None, about: str = "which one") -> Any:
+    def leaf(name: str, verb: type, method: type | None = None, which: Any = None, about: str | None = None) -> Any:
         flat = tyro.conf.arg(name="")
         fields: list[Any] = [("verb", Annotated[verb, flat])]
         if which is not None:
-            fields.insert(0, ("which", Annotated[which, tyro.conf.Positional, tyro.conf.arg(help=about)]))
+            fields.insert(0, ("which", Annotated[which[0], tyro.conf.Positional, tyro.conf.arg(help=which[1])]))
         if method is not None:
             # A knob that may be of two kinds, as a solver may, is of its default's kind here, with all its knobs shown.
             knobs: Any = Annotated[method, tyro.conf.AvoidSubcommands]
@@ -55,29 +58,71 @@ def commands() -> tuple[Any, dict[type, Callable[[Any], None]]]:
             fields.append(("method", knobs, dataclasses.field(default_factory=method)))
         fields.append(("common", Annotated[Common, flat], dataclasses.field(default_factory=Common)))
         parsed = dataclasses.make_dataclass(f"{name}_{verb.__name__}", fields, frozen=True)
-        parsed.__doc__ = summary(method or verb)
+        parsed.__doc__ = about or summary(verb)
         further = [field for field, *_ in fields if field in ("method", "which")]
         runners[parsed] = lambda p: p.verb.run(p.common, *(getattr(p, field) for field in further))
-        return Annotated[parsed, tyro.conf.subcommand(name, prefix_name=False, description=summary(method or verb))]
+        return Annotated[parsed, tyro.conf.subcommand(name, prefix_name=False, description=parsed.__doc__)]
 
-    fits: Any = Union[tuple(leaf(name, Fit, method) for name, method in discover().items())]  # noqa: UP007
     leaves = {name: leaf(name, verb) for name, verb in PLAIN.items()}
-    leaves["bench"] = leaf("bench", Bench, which=Path, about="the experiment, a TOML file; see docs/bench.md")
-    builds = leaf("build", Reference, which=Literal[tuple(RECIPES)])
+    leaves["bench"] = leaf("bench", Bench, which=(Path, "the experiment, a TOML file; see docs/bench.md"))
+    builds = leaf("build", Reference, which=(_reference_names(arguments), "which one"))
     references: Any = Union[builds, leaf("list", References)]  # noqa: UP007
     about = "Reference posteriors, which others are compared with: build one, or list them."
     leaves["reference"] = Annotated[references, tyro.conf.subcommand("reference", prefix_name=False, description=about)]
-    leaves["fit"] = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
+    methods = _methods_named(arguments)
+    fits: Any = leaf("fit", Fit)
+    if "fit" in arguments:
+        lines = method_summaries()
+        fits = Union[tuple(leaf(name, Fit, methods.get(name), about=line) for name, line in lines.items())]  # noqa: UP007
+        fits = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
+    leaves["fit"] = fits
     order = ("demo", "fit", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
+
+
+def method_summaries() -> dict[str, str]:
+    """The first line of every method by its CLI name: read from this package's files, imported from other packages."""
+    from caveat import __path__ as places
+
+    if entry_points(group="caveat.methods"):
+        from caveat.methods import discover
+
+        return {name: summary(method) for name, method in discover().items()}
+    summaries = {}
+    for file in sorted((Path(places[0]) / "methods").glob("[!_]*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name.lower() == file.stem.replace("_", ""):
+                summaries[file.stem] = str(ast.get_docstring(node)).splitlines()[0]
+    return summaries
+
+
+def _methods_named(arguments: Sequence[str]) -> dict[str, type]:
+    """The methods that a command line of `fit` names, imported."""
+    words = {argument.replace("-", "_") for argument in arguments}
+    if "fit" not in words or not words & method_summaries().keys():
+        return {}
+    from caveat.methods import discover
+
+    return {name: method for name, method in discover().items() if name in words}
+
+
+def _reference_names(arguments: Sequence[str]) -> Any:
+    """The type of a reference's name."""
+    if not {"reference", "build"} <= set(arguments):
+        return str
+    from caveat.references import RECIPES
+
+    return Literal[tuple(RECIPES)]
 
 
 def _names(options: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(options)}
 
 
-def tensors_from_files() -> Any:
-    """How the parser reads a knob that may be a tensor: from an npy file."""
+def tensors_from_files(arguments: Sequence[str]) -> Any:
+    """How the parser reads a knob that may be a tensor: from an npy file. None where no method's knobs are read."""
+    if not _methods_named(arguments):
+        return None
     import numpy
     import torch
     from tyro import constructors

@@ -19,7 +19,7 @@ class Diagnose(Verb):
     out: Path = Path("diagnose.html")  # the page
     data: str | None = None  # a data set whose test rows are predicted; the posterior's own unless given
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
-    model: str | None = None  # file.py:function, where the model that was fitted lies elsewhere now
+    model: str | None = None  # takes the place of the stored one: file.py:function, or a name
     rows: Count = 500  # test rows to predict, at most
     surface: NonNegativeInt = 25  # points on each side of the plot of the plane through three draws; 0 leaves it out
 

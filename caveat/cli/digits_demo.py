@@ -15,11 +15,11 @@ import torch
 from caveat import data, report
 from caveat.engine.training import Training
 from caveat.evaluate import ReferenceSet, evaluate
+from caveat.files import new_folder
 from caveat.fitting import fit
 from caveat.methods import discover
 from caveat.posterior import Posterior
 from caveat.references import PACKAGED, RECIPES, load_reference
-from caveat.storage import new_folder
 from caveat.task import Task
 
 __all__ = ["run_demo"]

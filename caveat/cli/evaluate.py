@@ -16,7 +16,7 @@ class Evaluate(Verb):
     out: Path = Path("results")  # one sub-folder a posterior goes here
     data: str | None = None  # a data set whose test rows are scored; the posterior's own unless given
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
-    model: str | None = None  # file.py:function, where the model that was fitted lies elsewhere now
+    model: str | None = None  # takes the place of the stored one: file.py:function, or a name
     rotate: tuple[float, ...] = ()  # degrees by which test images are also rotated
     shift: tuple[str, ...] = ()  # shifts by name, each at all its severities: fog, translation, ...; or corruptions
     ood: tuple[str, ...] = ()  # data from outside: photographs, permuted, constant, noise, or another image set

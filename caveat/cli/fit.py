@@ -43,12 +43,13 @@ class Fit(Verb):
     def run(self, common: Common, method: Any) -> None:
         """Fit, save, and say what it cost."""
         from caveat.data import load
-        from caveat.fitting import fit
+        from caveat.fitting import fit, remove_leftovers
         from caveat.methods import discover, method_name
         from caveat.priors import GaussianPrior
         from caveat.recipe import Recipe, read_posterior
 
         if self.out.exists():
+            remove_leftovers(self.out)
             raise FileExistsError(f"{self.out} exists: choose another --out, or delete it")
         # One split whatever the seed, so that runs can be compared.
         data = load(self.data, self.data_dir, target=self.target)

@@ -1,5 +1,6 @@
 """`caveat methods`: the methods, and which likelihoods each supports."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from caveat.cli.verb import Common, Verb, summary
@@ -16,7 +17,7 @@ class Methods(Verb):
         from caveat import likelihoods
         from caveat.methods import built_in, discover
 
-        known = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood")]
+        known = [name for name in likelihoods.__all__ if dataclasses.is_dataclass(getattr(likelihoods, name))]
         methods = discover()
         width = max(map(len, methods))
         packages = {name: method.__module__.partition(".")[0] for name, method in methods.items()}

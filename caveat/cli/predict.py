@@ -17,7 +17,7 @@ class Predict(Verb):
     out: Path = Path("predictions.npz")  # the file to write: an npz, or a csv with one line a row
     data: str | None = None  # an npz, a csv or a folder of images, targets or not; or a name; else the posterior's own
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
-    model: str | None = None  # file.py:function, where the model that was fitted lies elsewhere now
+    model: str | None = None  # takes the place of the stored one: file.py:function, or a name
     draws: int | None = None  # posterior draws; the method's own number unless given
 
     def run(self, common: Common) -> None:

@@ -3,10 +3,11 @@
 import json
 import os
 import sys
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Common", "Verb", "is_first_rank", "summary"]
+__all__ = ["Common", "Failure", "Verb", "is_first_rank", "printable", "summary"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Common:
     def show(self, content: dict[str, Any], text: str) -> None:
         """The verb's result: json, or text for people; under torchrun the first rank speaks."""
         if is_first_rank():
-            print(json.dumps(content) if self.json else text)
+            print(json.dumps(content) if self.json else printable(text))
 
     def show_data(self, source: str, data: Any) -> None:
         """One line on standard error on what was read of data of one's own."""
@@ -42,7 +43,15 @@ class Common:
         from caveat.data.sets import own_path
 
         if own_path(source) is not None and not self.quiet and is_first_rank():
-            print(what_was_read(data), file=sys.stderr, flush=True)
+            print(printable(what_was_read(data)), file=sys.stderr, flush=True)
+
+
+class Failure(RuntimeError):  # noqa: N818 - the name says what it is
+    """A failure of which there is more to tell: `content` stands beside the error where json is printed."""
+
+    def __init__(self, reason: str, content: dict[str, Any]) -> None:
+        super().__init__(reason)
+        self.content = content
 
 
 class Verb:
@@ -56,6 +65,17 @@ class Verb:
 def is_first_rank() -> bool:
     """Whether this process is the one that prints, under torchrun or alone."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def printable(text: str) -> str:
+    """A text in which names from files cannot command a terminal: control characters stand as they are written."""
+    hidden = ("Cc", "Cf", "Cs")  # controls, marks of direction, halves of a character
+    return "".join(
+        character
+        if character in "\n\t" or unicodedata.category(character) not in hidden
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def summary(documented: Any) -> str:

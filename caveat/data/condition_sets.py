@@ -17,7 +17,7 @@ from caveat.data.ood import out_of_distribution
 from caveat.data.shifts import rotate, shifted
 from caveat.files import named_function, names_function
 
-__all__ = ["Conditions", "conditions", "shift_label"]
+__all__ = ["Conditions", "check_shift_labels", "conditions", "shift_label"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def conditions(
     if angles:
         black = data.preprocessing.get("black", 0.0)
         inside["rotated"] = {angle: (rotate(x, angle, fill=black), y) for angle in angles}
+    check_shift_labels(list(shifts or {}), ["rotated"] if angles else [])
     for name, severities in (shifts or {}).items():
         if names_function(name):
             if severities is None:
@@ -69,3 +70,14 @@ def conditions(
 def shift_label(name: str) -> str:
     """What a shift is called in tables: its name, or that of the function in a file of your own."""
     return name.rpartition(":")[2] if names_function(name) else name
+
+
+def check_shift_labels(names: Sequence[str], taken: Sequence[str] = ()) -> None:
+    """Refuse shifts that would be called the same, or as the clean rows are: one would take the place of the other."""
+    by_label = {"clean": "the clean rows"} | {label: f"those that are {label}" for label in taken}
+    for name in names:
+        other = by_label.setdefault(shift_label(name), name)
+        if other != name:
+            raise ValueError(
+                f"shifts: {name} and {other} would both be called {shift_label(name)!r}: give the function another name"
+            )

@@ -12,7 +12,7 @@ json.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -26,6 +26,8 @@ from torch.utils.data import TensorDataset
 Likelihood = Literal["categorical", "bernoulli", "gaussian"]
 Array = NDArray[Any]
 TEST_EVERY = 5  # a random split keeps one row in five for testing
+LARGEST = float(np.finfo(np.float32).max)  # of a value: networks compute in single precision
+SHOWN = 12  # names of columns or classes in one line
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,23 @@ def _check(arrays: Arrays, source: str) -> None:
         for kind, values in (("inputs", x), ("targets", y)):
             if values.dtype.kind not in "buif":
                 raise ValueError(f"{source}: the {part} {kind} are of type {values.dtype}, not numbers")
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise ValueError(f"{source}: the {part} {kind} have missing or infinite values; remove those rows")
+            if values.dtype.kind == "f":
+                _check_range(f"{source}: the {part} {kind}", values)
     if arrays.x_train.shape[1:] != arrays.x_test.shape[1:]:
         shapes = f"{arrays.x_train.shape[1:]} and {arrays.x_test.shape[1:]}"
         raise ValueError(f"{source}: train and test inputs differ in shape: {shapes}")
+
+
+def _check_range(which: str, values: Array) -> None:
+    # The ends say it without another array of that size: they are missing where any value is.
+    if not values.size or max(-float(values.min()), float(values.max())) <= LARGEST:
+        return
+    for fine, what in (
+        (np.isfinite(values), "missing or infinite values; remove those rows"),
+        (np.abs(values) <= LARGEST, f"values beyond single precision, {LARGEST:.1e}; rescale or remove them"),
+    ):
+        if not fine.all():
+            raise ValueError(f"{which} have {what} (the first is in row {np.argwhere(~fine)[0, 0] + 1})")
 
 
 def _targets(y: Array, likelihood: Likelihood, n_classes: int, source: str) -> Tensor:
@@ -175,6 +189,11 @@ def _targets(y: Array, likelihood: Likelihood, n_classes: int, source: str) -> T
         raise ValueError(f"{source}: labels run from {y.min()} to {y.max()}, but there are {n_classes} classes")
     labels = torch.from_numpy(y.astype(np.int64))
     return labels if likelihood == "categorical" else labels.float().unsqueeze(1)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row, not more than fit into a line."""
+    return ", ".join(names[:SHOWN]) + f", ... ({len(names)})" * (len(names) > SHOWN)
 
 
 def import_extra(module: str) -> ModuleType:

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caveat.data.dataset import Array, Arrays, DataSet, Likelihood, assemble, random_split
+from caveat.data.dataset import Array, Arrays, DataSet, Likelihood, assemble, listed, random_split
 from caveat.data.readers import read_image_folder, read_images, read_npz_inputs, read_npz_pair
 from caveat.data.tables import MAX_CLASSES, Known, read_csv, read_csv_inputs
-
-SHOWN = 12  # names of columns or classes in one line
 
 
 class RawInputs(NamedTuple):
@@ -67,11 +65,6 @@ def what_was_read(data: DataSet) -> str:
         whole = listed([f"{value:.0f}" for value in values])
         return f"{rows}, regression ({len(values)} whole numbers; classes are written as {whole})"
     return f"{rows}, regression"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a row, not more than fit into a line."""
-    return ", ".join(names[:SHOWN]) + f", ... ({len(names)})" * (len(names) > SHOWN)
 
 
 def _all_targets(data: DataSet) -> Array:

@@ -10,21 +10,26 @@ import io
 import itertools
 import lzma
 import math
+import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from caveat.data.dataset import Array, import_extra
+from caveat.files import regular_file
 
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".pgm", ".ppm"})
 CIFAR_SIDE = 32
+LARGE_BYTES, LARGE_RATIO = 2**29, 100  # what unpacks to more, in all and for each byte, is taken for a trap
+LARGE_IMAGE = 50_000_000  # pixels
 
 
 class PartArrays(NamedTuple):
@@ -45,10 +50,7 @@ class Labelled(NamedTuple):
 def read_idx(path: Path) -> Array:
     """An idx file, gzipped or not: two zero bytes, type, rank, big-endian sizes, then the values."""
     try:
-        with path.open("rb") as file:
-            content = file.read()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+        content = _unpacked(path)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole gzip file: {error}") from error
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
@@ -60,6 +62,27 @@ def read_idx(path: Path) -> Array:
     if len(content) != expected or len(shape) != rank:
         raise ValueError(f"{path} is cut off or too long: {len(content)} bytes, {expected} expected for shape {shape}")
     return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _unpacked(path: Path) -> bytes:
+    """The bytes of a file, unzipped where it is gzipped."""
+    with regular_file(path).open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not packed:
+            return file.read()
+        most = max(LARGE_BYTES, LARGE_RATIO * path.stat().st_size)
+        content = gzip.GzipFile(fileobj=file).read(most + 1)
+    if len(content) > most:
+        raise _trap(str(path), path.stat().st_size, len(content))
+    return content
+
+
+def _trap(which: str, packed: int, unpacked: int) -> ValueError:
+    return ValueError(
+        f"{which} holds {packed:,} bytes that unpack to {unpacked:,}, so it is not read: store it uncompressed if you "
+        "trust it"
+    )
 
 
 def read_idx_pair(paths: Sequence[Path]) -> PartArrays:
@@ -135,10 +158,30 @@ def read_npz(path: Path, keys: Collection[str]) -> dict[str, Array]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Mapping[str, Array]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as npz:
+        with regular_file(path).open("rb") as file, np.load(file, allow_pickle=False) as npz:
+            _check_sizes(npz)
             yield npz
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path} cannot be read as an npz file without pickled objects: {error}") from error
+
+
+def _check_sizes(npz: Any) -> None:
+    """Refuse arrays that unpack to far more than the file holds, or that claim more than they unpack to."""
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    for member in npz.zip.infolist():
+        name, size = member.filename, member.file_size
+        if size > max(LARGE_BYTES, LARGE_RATIO * member.compress_size):
+            raise _trap(name, member.compress_size, size)
+        if not name.endswith(".npy"):
+            continue
+        with npz.zip.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            if version not in headers:
+                raise ValueError(f"{name} is of version {version} of the format, which is for records")
+            shape, _, dtype = headers[version](file)
+            claimed, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+        if not dtype.hasobject and claimed != held:
+            raise ValueError(f"{name} is to have shape {shape}, {claimed:,} bytes, but holds {held:,}")
 
 
 def read_npz_pair(paths: Sequence[Path], part: str) -> PartArrays:
@@ -205,22 +248,43 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _images(files: Sequence[Path]) -> Array:
+    sizes = [_size(path) for path in files]  # of all before any is decoded
+    for path, (width, height) in zip(files, sizes, strict=True):
+        if (width, height) != sizes[0]:
+            expected = f"{files[0]} has {sizes[0][0]}x{sizes[0][1]}"
+            raise ValueError(
+                f"images of unequal size: {path} has {width}x{height} pixels, {expected}; resize them first"
+            )
     images = [_image(path) for path in files]  # [H, W] or [H, W, 3]
     if len({image.ndim for image in images}) > 1:
         images = [image if image.ndim == 3 else np.stack([image] * 3, axis=-1) for image in images]
-    for path, image in zip(files, images, strict=True):
-        if image.shape != images[0].shape:
-            sizes = f"{image.shape[1]}x{image.shape[0]} pixels, {files[0]} has {images[0].shape[1]}x"
-            raise ValueError(f"images of unequal size: {path} has {sizes}{images[0].shape[0]}; resize them first")
     stacked = np.stack(images)
     return stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
 
 
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height, which say how much memory the pixels take."""
+    with _opened_image(path) as image:
+        return image.size
+
+
 def _image(path: Path) -> Array:
+    with _opened_image(path) as image:
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"pixels of mode {image.mode} are not 8 bit")
+        return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+
+
+@contextmanager
+def _opened_image(path: Path) -> Iterator[Any]:
+    pillow = import_extra("PIL.Image")
     try:
-        with import_extra("PIL.Image").open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"pixels of mode {image.mode} are not 8 bit")
-            return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except (OSError, ValueError) as error:
+        # Pillow warns of some sizes and refuses others: here there is one bound, and one error.
+        ignored = warnings.catch_warnings(action="ignore", category=pillow.DecompressionBombWarning)
+        with ignored, pillow.open(regular_file(path)) as image:
+            if image.width * image.height > LARGE_IMAGE:
+                size = f"{image.width}x{image.height} pixels"
+                raise ValueError(f"{size} are more than {LARGE_IMAGE:,}: resize it first")
+            yield image
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, pillow.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error

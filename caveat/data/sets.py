@@ -20,7 +20,7 @@ from caveat.data.images import IMAGE_SETS, load_images
 from caveat.data.own import read_own
 from caveat.data.readers import read_npz
 from caveat.data.tables import Known
-from caveat.files import named_function, names_function
+from caveat.files import named_function, names_function, regular_file
 
 SPLIT_AT_RANDOM = {"digits": embedded.digits, "breast_cancer": embedded.breast_cancer, "diabetes": embedded.diabetes}
 TOY_FILE = "toy_regression_bnn_hmc.npz"
@@ -113,7 +113,7 @@ def own_path(name: str) -> Path | None:
     is_file = path.suffix in (".npz", ".csv")
     if not (path.is_dir() or (is_file and path.is_file())):
         if is_file:
-            raise FileNotFoundError(f"{path} does not exist")
+            raise FileNotFoundError(f"{regular_file(path)} does not exist")
         raise ValueError(
             f"{str(path)!r} is neither a known data set nor a path to an .npz file, a .csv file or a folder of class "
             f"folders; known are {', '.join(names())}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,7 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from caveat.data.dataset import Array
+from caveat.data.dataset import LARGEST, Array, listed
+from caveat.files import regular_file
 
 MAX_CLASSES = 20  # a target with more distinct values is not read as classes
 Kind = Literal["classes", "numbers"]
@@ -68,7 +70,7 @@ def read_csv_inputs(path: Path, columns: Sequence[str], width: int) -> Array:
 def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     """The header's names, and the rows below it."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with regular_file(path).open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a text file of comma-separated values: {error}") from error
@@ -85,24 +87,30 @@ def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def _by_name(path: Path, header: list[str], body: list[list[str]], names: Sequence[str]) -> dict[str, list[str]]:
     """The cells of the named columns."""
-    missing = [name for name in names if name not in header]
+    counts = Counter(header)
+    missing = [name for name in names if name not in counts]
     if missing:
-        which = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        raise ValueError(f"{path} lacks the {which}; it has {', '.join(header)}")
-    twice = [name for name in names if header.count(name) > 1]
+        which = f"column{'s' * (len(missing) > 1)} {listed(missing)}"
+        raise ValueError(f"{path} lacks the {which}; it has {listed(header)}")
+    twice = [name for name in names if counts[name] > 1]
     if twice:
         raise ValueError(f"{path} has more than one column named {twice[0]!r}: give each a name of its own")
-    places = {name: header.index(name) for name in names}
-    return {name: [row[place].strip() for row in body] for name, place in places.items()}
+    places = {name: place for place, name in enumerate(header)}
+    return {name: [row[places[name]].strip() for row in body] for name in names}
 
 
 def _csv_target(path: Path, name: str, cells: list[str], kind: Kind | None) -> tuple[Array, tuple[str, ...]]:
     distinct = set(cells)
-    whole = all(cell.lstrip("+-").isdecimal() for cell in distinct)
+    whole = all(whole_number(cell) is not None for cell in distinct)
     text = not any(_is_number(cell) for cell in distinct) and "" not in distinct
-    if kind == "classes" or (kind is None and len(distinct) <= MAX_CLASSES and (whole or text)):
-        class_names = tuple(sorted(distinct, key=int) if whole else sorted(distinct))
-        return np.array([class_names.index(cell) for cell in cells]), class_names
+    spellings: dict[str | int, set[str]] = {}  # of each value: 1, 01 and +1 are one whole number
+    for cell in distinct:
+        spellings.setdefault(int(cell) if whole else cell, set()).add(cell)
+    if kind == "classes" or (kind is None and len(spellings) <= MAX_CLASSES and (whole or text)):
+        values = sorted(spellings)
+        names = tuple(next(iter(spellings[v])) if len(spellings[v]) == 1 else str(v) for v in values)
+        index = {cell: number for number, value in enumerate(values) for cell in spellings[value]}
+        return np.array([index[cell] for cell in cells]), names
     if text and kind is None:
         raise ValueError(
             f"{path}, target column {name!r}: text with {len(distinct)} distinct values. Text targets are classes, "
@@ -112,10 +120,22 @@ def _csv_target(path: Path, name: str, cells: list[str], kind: Kind | None) -> t
 
 
 def _numbers(path: Path, name: str, cells: list[str]) -> Array:
-    for index, cell in enumerate(cells, start=1):
-        if not _is_number(cell):
-            raise ValueError(f"{path}, row {index}, column {name!r}: {cell!r} is not a number")
-    return np.array([float(cell) for cell in cells])
+    try:
+        values = np.array([float(cell) for cell in cells])
+        fine = np.abs(values) <= LARGEST  # not so where missing
+    except ValueError:
+        values, fine = np.empty(0), np.array([_is_number(cell) for cell in cells])
+    if fine.all():
+        return values
+    row = int(fine.argmin())
+    where, cell = f"{path}, row {row + 1}, column {name!r}", cells[row]
+    if not _is_number(cell):
+        raise ValueError(f"{where}: {cell!r} is not a number")
+    if not np.isfinite(float(cell)):
+        raise ValueError(f"{where}: {cell!r} is a missing or infinite value; remove that row")
+    raise ValueError(
+        f"{where}: {cell!r} is beyond single precision, {LARGEST:.1e}; rescale the column or remove the row"
+    )
 
 
 def _is_number(cell: str) -> bool:
@@ -124,3 +144,11 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def whole_number(cell: str) -> int | None:
+    """The whole number that a text stands for, however it is spelled; None where it stands for none."""
+    try:
+        return int(cell) if cell.lstrip("+-").isdecimal() else None
+    except ValueError:  # two signs, or thousands of digits
+        return None

@@ -87,6 +87,13 @@ class Ranks:
         ranks = {key: [r for r, other in enumerate(identities) if other.get(key) != first.get(key)] for key in keys}
         return {key: others for key, others in ranks.items() if others}
 
+    def from_first(self, value: Any) -> Any:
+        """What the first rank gives, on every rank."""
+        values = [value]
+        if self.size > 1:
+            distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
     def wait(self) -> None:
         """Wait until every rank has come here."""
         if self.size > 1:

@@ -16,10 +16,12 @@ from caveat.batches import Inputs
 from caveat.engine.torch_settings import full_precision
 from caveat.network import Network, Params, without_autocast
 from caveat.randomness import seeded
+from caveat.storage import CorruptFile
 
 __all__ = ["differs_from", "forward_probe"]
 
 ROWS, NUMBERS = 3, 32  # of the inputs, and kept of the outputs
+LARGEST = 2**28  # numbers of an input that a file may ask to be made up
 TOLERANCE = 0.05  # of the largest output: what devices round differently is far less, another activation far more
 
 
@@ -31,7 +33,7 @@ def forward_probe(network: Network, x: Inputs) -> dict[str, Any]:
     likeness = _likeness(x)
     if likeness is None:
         return {}
-    outputs, again = (_outputs(network, likeness, seed) for seed in range(2))
+    outputs, again = _outputs(network, likeness, seeds=2)
     if outputs is None or again is None or not torch.equal(outputs, again):
         return {}
     return {"inputs": likeness, "outputs": outputs.tolist()}
@@ -41,7 +43,9 @@ def differs_from(probe: dict[str, Any], network: Network) -> bool:
     """Whether a network computes something else than the one that the probe was taken of."""
     if not probe:
         return False
-    outputs, known = _outputs(network, probe["inputs"]), torch.tensor(probe["outputs"], dtype=torch.float64)
+    if probe.keys() != {"inputs", "outputs"} or not _is_likeness(probe["inputs"]) or not _are_numbers(probe["outputs"]):
+        raise CorruptFile("what the file says of the network's outputs is not whole")
+    (outputs,), known = _outputs(network, probe["inputs"]), torch.tensor(probe["outputs"], dtype=torch.float64)
     if outputs is None or outputs.shape != known.shape:
         return True
     return bool(((outputs - known).abs() > TOLERANCE * known.abs().max().clamp_min(1e-6)).any())
@@ -63,6 +67,28 @@ def _likeness(x: Inputs) -> Any:
     return {"value": x} if isinstance(x, str | bool | int | float) else None
 
 
+def _is_likeness(value: Any, depth: int = 0) -> bool:
+    """Whether json is what `_likeness` makes, of a size that can be made up."""
+    if not isinstance(value, dict) or depth > 20:
+        return False
+    if value.keys() == {"entries"} and isinstance(value["entries"], dict):
+        return all(_is_likeness(entry, depth + 1) for entry in value["entries"].values())
+    if value.keys() == {"items"} and isinstance(value["items"], list):
+        return all(_is_likeness(item, depth + 1) for item in value["items"])
+    if value.keys() == {"value"}:
+        return isinstance(value["value"], str | bool | int | float)
+    if value.keys() != {"shape", "type", "high"} or type(value["high"]) is not int or abs(value["high"]) >= 2**62:
+        return False
+    shape, dtype = value["shape"], value["type"]
+    plain = shape is None or (isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape))
+    known = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
+    return plain and known and math.prod(shape or ()) < LARGEST
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) in (int, float) for number in value)
+
+
 def _made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Inputs:
     """Inputs of that structure, [ROWS, ...]."""
     if "entries" in likeness:
@@ -78,19 +104,21 @@ def _made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Input
     return torch.randint(max(likeness["high"], 0) + 1, size, generator=rng).to(device, dtype)
 
 
-def _outputs(network: Network, likeness: Any, seed: int = 0) -> Tensor | None:
+def _outputs(network: Network, likeness: Any, seeds: int = 1) -> list[Tensor | None]:
     """The first outputs, float64, at weights that depend on names and shapes alone; None where there are none.
 
-    The seed is that of what the module itself may draw.
+    They come for each seed, 0 and up, of what the module itself may draw.
     """
     x, device = _made_up(likeness, torch.Generator().manual_seed(0), network.device), network.device
+    outputs = []
     try:
-        with torch.no_grad(), seeded(seed, device), without_autocast(device), full_precision(device):
-            outputs = network.replica()(_weights(network), x)
+        weights = _weights(network)  # once for all seeds: a large network has many to draw
+        for seed in range(seeds):
+            with torch.no_grad(), seeded(seed, device), without_autocast(device), full_precision(device):
+                outputs.append(network.replica()(weights, x).double().cpu().flatten()[:NUMBERS])
     except Exception:  # whatever a module says about inputs that nobody gave it
-        return None
-    flat = outputs.detach().double().cpu().flatten()[:NUMBERS]
-    return flat if bool(flat.isfinite().all()) else None
+        return [None] * seeds
+    return [flat if bool(flat.isfinite().all()) else None for flat in outputs]
 
 
 def _weights(network: Network) -> Params:

@@ -7,7 +7,6 @@ method, network, data and seed it belongs to, and refuses any other.
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,14 @@ import torch
 from tqdm import tqdm
 
 from caveat.engine.distributed import Ranks
+from caveat.files import remove_folder
 from caveat.network import Layer, Network
-from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
+from caveat.storage import FORMAT, CorruptFile, State, read_json, read_state, write_json, write_state
+from caveat.typed_json import read_as
 
-__all__ = ["Info", "Run", "StartsFrom"]
+__all__ = ["Info", "Run", "RunFile", "StartsFrom", "digest_of_finished"]
+
+_FINISHED = "finished.json"
 
 # "trained" refuses a network that has learned nothing, "scratch" trains the weights it is given, "fresh" draws its own.
 StartsFrom = Literal["trained", "scratch", "fresh"]
@@ -65,12 +68,13 @@ class Run:
     def __post_init__(self) -> None:
         self.rng = torch.Generator().manual_seed(self.seed)
         self._saved_at = self._started_at = time.monotonic()
+        self._share = 1.0  # of the time since then that is this run's
         self._seconds_before = 0.0  # of an earlier, interrupted run that this one goes on from
         self._written: set[str] = set()  # what this run itself has kept: its time is counted already
         if self.folder is None:
             return
         if (self.folder / "run.json").exists():
-            claimed = read_json(self.folder / "run.json")["identity"]
+            claimed = dict(read_as(self.folder / "run.json", RunFile).identity)
             identity = json.loads(json.dumps(self.identity))  # as it would be read
             if "knobs" in identity and "knobs" not in claimed:  # begun when method and knobs were one entry
                 claimed |= {"method": identity["method"], "knobs": claimed.get("method")}
@@ -106,7 +110,11 @@ class Run:
 
     def seconds(self) -> float:
         """Time spent so far, earlier runs that this one goes on from included."""
-        return self._seconds_before + time.monotonic() - self._started_at
+        return self._seconds_before + self._share * (time.monotonic() - self._started_at)
+
+    def restart_clock(self, share: float = 1.0) -> None:
+        """Count time from now on, and a share of it only where several runs work at the same time."""
+        self._started_at, self._share = time.monotonic(), share
 
     def absorb(self, part: "Run") -> None:
         """Count a part's costs and warnings as this run's, and the time that an earlier run had spent on it."""
@@ -171,7 +179,7 @@ class Run:
         if self.folder is None:
             return
         described = self.folder / f"{name}.json"
-        earlier = read_json(described)["file"] if described.exists() else None
+        earlier = _piece(described).file if described.exists() else None
         # Two files take turns: until the json is replaced, the one it speaks of stays as it is.
         file = f"{name}-1.safetensors" if earlier == f"{name}-0.safetensors" else f"{name}-0.safetensors"
         digest = write_state(self.folder / file, draw)
@@ -186,17 +194,25 @@ class Run:
         """What was kept under a name and its note, or None; what it had cost by then counts as this run's."""
         if self.folder is None or not (self.folder / f"{name}.json").exists():
             return None
-        entry = read_json(self.folder / f"{name}.json")
-        self.gradient_evaluations = max(self.gradient_evaluations, entry["costs"]["gradient_evaluations"])
-        self.flops = max(self.flops, entry["costs"]["flops"])
+        entry = _piece(self.folder / f"{name}.json")
+        self.gradient_evaluations = max(self.gradient_evaluations, entry.costs.gradient_evaluations)
+        self.flops = max(self.flops, entry.costs.flops)
         if name not in self._written:
-            self._seconds_before = max(self._seconds_before, entry["costs"]["seconds"])
-        return read_state(self.folder / entry["file"], entry["digest"]), entry["note"]
+            self._seconds_before = max(self._seconds_before, entry.costs.seconds)
+        return read_state(self.folder / entry.file, entry.digest), entry.note
+
+    def finish(self, digest: str) -> None:
+        """Note which posterior the folder's content is about to become, by the digest of its tensors.
+
+        Whoever finds the folder beside that posterior knows that the process was killed before it could remove it.
+        """
+        if self.folder is not None:
+            write_json(self.folder / _FINISHED, {"format": FORMAT, "digest": digest})
 
     def discard(self) -> None:
         """Remove the folder, once its content has become a posterior."""
         if self.folder is not None:
-            shutil.rmtree(self.folder)
+            remove_folder(self.folder)
 
     def info(
         self,
@@ -216,6 +232,43 @@ class Run:
             for layer in network.layers()
         ]
         return Info(coverage, diagnostics or {}, list(self.warnings))
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What `run.json` holds: what the folder belongs to, and what its network computes."""
+
+    identity: dict[str, Any]
+    forward: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    gradient_evaluations: float
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What the json beside kept tensors holds."""
+
+    file: str
+    digest: str
+    note: dict[str, Any]
+    costs: _Costs
+
+
+def _piece(path: Path) -> _Piece:
+    piece = read_as(path, _Piece)
+    if piece.file != Path(piece.file).name:
+        raise CorruptFile(f"{path}: file is {piece.file!r}, which is not one beside it")
+    return piece
+
+
+def digest_of_finished(folder: Path) -> str | None:
+    """The digest of the posterior that a run's folder was about to become; None for a run that had not come so far."""
+    return read_json(folder / _FINISHED).get("digest") if (folder / _FINISHED).exists() else None
 
 
 def _told(different: list[str]) -> str:

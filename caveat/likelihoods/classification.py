@@ -1,5 +1,6 @@
 """Likelihoods of classes: one of several, or yes and no."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from caveat.knobs import NonNegative, check_knobs
 from caveat.likelihoods.probit import probit
 from caveat.likelihoods.protocol import (
     DiagonalFisher,
+    FisherByColumns,
     Hyper,
     NothingLearned,
     by_output,
@@ -20,18 +22,21 @@ from caveat.likelihoods.protocol import (
     standard_normal,
     temperature,
 )
-from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Kind
+from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Kind, next_labels
 
 __all__ = ["Bernoulli", "Categorical"]
 
 
 @dataclass(frozen=True)
-class Categorical(NothingLearned):
+class Categorical(NothingLearned, FisherByColumns):
     """One of C classes: softmax over logits [B, C], [B, C, H, W] or, with class_axis=-1, [B, T, C]."""
 
     class_axis: int = 1  # where the classes are in the outputs
     ignore_index: int = -100  # targets of this value are left out
     class_weights: tuple[NonNegative, ...] | None = None  # multiply the log likelihood of each class
+    # Whether labels [B, T] are the tokens themselves, so that position t is scored by the label at t + 1; None lets the
+    # task see for itself.
+    next_token: bool | None = None
     kind: ClassVar[Kind] = "classification"
     tempered: ClassVar[bool] = True
 
@@ -73,7 +78,8 @@ class Categorical(NothingLearned):
                 f"Categorical has {len(self.class_weights)} class weights, but the network has {classes} outputs: "
                 "give one weight a class"
             )
-        counted = targets[self._kept(targets)].long()
+        labels = self._labels(targets)
+        counted = labels[self._kept(labels)].long()
         if targets.numel() and not counted.numel():
             raise ValueError(f"every label is ignore_index={self.ignore_index}: there is nothing to learn from")
         low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
@@ -88,6 +94,10 @@ class Categorical(NothingLearned):
                 f"check the labels, or {advice}"
             )
 
+    def _labels(self, targets: Tensor) -> Tensor:
+        """The label that each vector of logits is scored by."""
+        return next_labels(targets, self.ignore_index) if self.next_token else targets
+
     def _kept(self, targets: Tensor) -> Tensor:
         return targets.long() != self.ignore_index  # long, because -100 as a uint8 is the label 156
 
@@ -95,14 +105,14 @@ class Categorical(NothingLearned):
         """Weighted log softmax at the label, summed over the positions of a row."""
         logits = outputs.movedim(self.class_axis, 1)
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
-        loss = F.nll_loss(
-            _log_softmax(logits), targets.long(), weights, ignore_index=self.ignore_index, reduction="none"
-        )
+        labels = self._labels(targets).long()
+        loss = F.nll_loss(_log_softmax(logits), labels, weights, ignore_index=self.ignore_index, reduction="none")
         return -loss if loss.ndim == 1 else -loss.flatten(1).sum(1)
 
     def baseline(self, targets: Tensor) -> float:
         """The entropy of the labels' own frequencies, each class counted by its weight."""
-        counts = torch.bincount(targets[self._kept(targets)].long()).double()
+        labels = self._labels(targets)
+        counts = torch.bincount(labels[self._kept(labels)].long()).double()
         if self.class_weights is not None:
             counts = counts * counts.new_tensor(self.class_weights[: len(counts)])
         return float(torch.special.xlogy(counts, counts / counts.sum()).sum()) / len(targets)
@@ -110,10 +120,11 @@ class Categorical(NothingLearned):
     def _probs_and_weight(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities [B, ..., C] and the root of each position's weight in the likelihood, [B, ...]."""
         p = outputs.movedim(self.class_axis, -1).softmax(-1)
-        counted = self._kept(targets)
+        labels = self._labels(targets)
+        counted = self._kept(labels)
         weight = counted.to(p.dtype)
         if self.class_weights is not None:
-            weight = weight * p.new_tensor(self.class_weights)[targets.long() * counted]
+            weight = weight * p.new_tensor(self.class_weights)[labels.long() * counted]
         return p, weight.sqrt()
 
     @property
@@ -135,6 +146,37 @@ class Categorical(NothingLearned):
         )
         return r.unsqueeze(-1) * reflection[..., 1:] * root_weight[..., None, None]
 
+    def fisher_rank(self, outputs: Tensor) -> int:
+        """One less than there are classes."""
+        return outputs.shape[self.class_axis] - 1
+
+    def fisher_columns(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Iterator[Tensor]:
+        """The columns of R, which has C - 1 of them, each [B, ..., C]: r (e_k - u r_k / (1 + r_1))."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        r = p.sqrt()
+        u = torch.cat([r[..., :1] + 1, r[..., 1:]], -1)
+        scaled = u / (1 + r[..., :1])
+        for k in range(1, p.shape[-1]):
+            reflected = -(u * scaled[..., k : k + 1])
+            reflected[..., k] += 1
+            yield r * reflected * root_weight.unsqueeze(-1)
+
+    def fisher_diagonal(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """The product p (1 - p), weighted, [B, C]; 1 - p from the logarithm, which has it where p is near 1."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        others = -torch.expm1(_log_softmax(outputs.movedim(self.class_axis, 1)))
+        return p * others * root_weight.square().unsqueeze(-1)
+
+    def fisher_sum(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """diag(p) - p p^T, weighted and summed over rows, [C, C]."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        weighted = p * root_weight.unsqueeze(-1)
+        total = -(weighted.T @ weighted)
+        # The rows of F sum to 0, which says the diagonal better than p - p^2 where p is near 1.
+        total.diagonal().zero_()
+        total.diagonal().copy_(-total.sum(1))
+        return total
+
     def fisher_trace(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """1 - sum p^2, weighted, summed over the positions of a row."""
         p, root_weight = self._probs_and_weight(outputs, targets)
@@ -151,7 +193,8 @@ class Categorical(NothingLearned):
     def predictive(self, outputs: Tensor, hyper: Hyper) -> CategoricalPredictive:
         """Softmax of logits / temperature for each draw."""
         logits = outputs.movedim(self.class_axis + 1 if self.class_axis > 0 else self.class_axis, -1)
-        return CategoricalPredictive((logits / temperature(hyper, logits)).log_softmax(-1), self.ignore_index)
+        log_probs = (logits / temperature(hyper, logits)).log_softmax(-1)
+        return CategoricalPredictive(log_probs, self.ignore_index, bool(self.next_token))
 
     def closed_predictive(self, mean: Tensor, variance: Tensor, hyper: Hyper) -> CategoricalPredictive:
         """Softmax of every logit by the probit approximation: what is uncertain is not told from what is noise."""

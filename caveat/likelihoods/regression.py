@@ -12,6 +12,7 @@ from caveat.likelihoods.protocol import (
     DiagonalFisher,
     Hyper,
     NothingLearned,
+    TargetFault,
     by_output,
     check_shape,
     examples,
@@ -206,9 +207,9 @@ def _check_real(name: str, targets: Tensor) -> None:
     bad = ~torch.isfinite(targets)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
-        raise ValueError(
-            f"{name} needs finite targets, but row {row} holds {examples(targets[row][bad[row]])}: "
-            "clean or leave out such rows"
+        held = examples(targets[row][bad[row]])
+        raise TargetFault(
+            f"{name} needs finite targets, but row {{row}} holds {held}: clean or leave out such rows", row
         )
 
 

@@ -27,11 +27,13 @@ from caveat.engine.sparse import (
     dense_layers,
     plain_layers,
     sparse_layers,
+    training_account,
     weight_name,
 )
-from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab
+from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab, check_draws
+from caveat.engine.state_checks import check_names
 from caveat.engine.training import BatchPart
-from caveat.engine.variational import smaller_layout, training_account
+from caveat.engine.variational import smaller_layout
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior
@@ -49,10 +51,10 @@ class AEB(Method):
     dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
     spike: Positive = 0.02  # v0: the scale of excluded weights, in units of sigma
     slab: Positive = 1.0  # v1: the variance of included weights, in units of sigma^2
-    burn_in: NonNegativeInt = 100  # epochs in which weights are removed, before the first draw
+    burn_in: NonNegativeInt | None = None  # epochs in which weights are removed; None: 100, or 2,000 steps if more
     length: Count = 20  # draws
-    thin: Count = 2  # epochs from one draw to the next
-    learning_rate: Positive = 0.03  # eta times the number of rows: the step on the mean loss
+    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 50 steps if that is more
+    learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
     momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
     temperature: Positive = 0.03  # 1 is the posterior; below 1 it is cold, and pruning finds better weights
     batch_size: Count | None = None  # rows of a batch; the loader's unless given
@@ -91,9 +93,9 @@ class AEB(Method):
         drawn, layout = chain.run_all(), target.substitute.layout
         counts = torch.tensor([layout.counts.get(name, 0) for name in plain_layers(network)])
         state = DrawsState.of_chain(drawn, layout.indices, counts, target.noise.fixed)
-        return state.tensors(), self._info(task, target, chain, run)
+        return state.tensors(), self._info(state, task, target, chain, run)
 
-    def _info(self, task: Task, target: "_Pruned", chain: LangevinChain, run: Run) -> Info:
+    def _info(self, state: DrawsState, task: Task, target: "_Pruned", chain: LangevinChain, run: Run) -> Info:
         latent, layout = target.latent, target.substitute.layout
         included = [float((part > 0.5).double().mean()) for part in latent.inclusion.split(latent.counts)]
         diagnostics: dict[str, Any] = {
@@ -104,6 +106,7 @@ class AEB(Method):
             "ran_sparse": target.substitute.ran_sparse(),
         }
         account, what = target.accounts[1], f"{self.length} draws by SG-MCMC"
+        diagnostics |= chain.check() | check_draws(state, task, run)
         diagnostics |= {"history": chain.history, "density": account.density, "account": account.as_json()}
 
         def treatment(layer: Layer) -> str:
@@ -112,6 +115,11 @@ class AEB(Method):
             return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
 
         return run.info(task.network.to(run.device), treatment, diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network as the knobs say."""
+        check_names("state", state, ["active", "rest", "hyper"], ["slices"])
+        DrawsState.of(state).check(network, self.length)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""
@@ -157,12 +165,16 @@ class _Pruned:
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
         """The log joint density of a batch; the weights have the spike-and-slab prior, everything else the task's."""
+        return self.log_smooth(x, y, part) + part.prior_share * self.latent.log_prior(self.values)
+
+    def log_smooth(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
+        """The same without the spike-and-slab prior: its kink at zero moves weights, but lets no step run away."""
         self.substitute.use(self.values)
         outputs = self.substitute.network.training_pass(x)
         likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
         rest = {name: self.moved[name] for name in self.substitute.network.names}
-        prior = self.latent.log_prior(self.values) + self.noise.log_prior()
-        return likelihood + part.prior_share * (prior + (self.task.network.prior.log_prob(rest) if rest else 0.0))
+        prior = self.noise.log_prior() + (self.task.network.prior.log_prob(rest) if rest else 0.0)
+        return likelihood + part.prior_share * prior
 
     def after_step(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
         """Set the smallest weights to zero, then let the latent quantities follow."""
@@ -182,7 +194,7 @@ class _Pruned:
     def after_epoch(self, chain: LangevinChain) -> None:
         """At the end of the burn-in, go on with the largest weights of each layer alone."""
         self.run.ranks.average(self.substitute.network.module.buffers())
-        if chain.epoch >= self.method.burn_in and self.places is None:
+        if chain.epoch >= chain.burn_in and self.places is None:
             parts, before = [], 0
             for name, part in self.substitute.layout.split(self.values.detach()):
                 parts.append(before + part.abs().topk(self.left[name]).indices.sort().values)

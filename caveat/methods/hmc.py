@@ -23,10 +23,13 @@ from caveat.engine.chains import (
     DrawStore,
     HamiltonianSampler,
     ParallelChains,
+    PassSettings,
+    check_chains,
     warn_of_what_chains_ignore,
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -50,6 +53,9 @@ class HMC(Method):
     mass: Literal["identity", "diagonal"] = "identity"  # "diagonal" scales by the spread seen in the warm-up
     splits: Count = 1  # parts of the rows that take turns within a step
     begin: Literal["layers", "prior"] = "layers"  # first weights: as the layers draw theirs, or from the prior
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass; weights stay as they are
+    channels_last: bool = False  # memory format of images and filters, faster on a GPU
+    compile: bool = False  # let torch.compile fuse the forward and backward pass
     starts_from: ClassVar[StartsFrom] = "fresh"
     quick: ClassVar["HMC"]
 
@@ -81,13 +87,25 @@ class HMC(Method):
         coordinates = Coordinates.of(network, task.hyper)
         store = DrawStore(run, network.dtype, coordinates, (self.chains, self.length), HAMILTONIAN_STATS)
         with ParallelChains(
-            task, run, self.chains, coordinates, temperature=self.temperature, parts=self.splits
+            task,
+            run,
+            self.chains,
+            coordinates,
+            temperature=self.temperature,
+            parts=self.splits,
+            settings=PassSettings(self.precision, self.channels_last, self.compile),
         ) as chains:
             sampler = HamiltonianSampler(self, chains, store, run)
             sampler.run_all()
             run.ranks.wait()  # until the first rank has written the last draw
-        info = run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
-        return store.state(task.hyper).tensors(), info
+        state = store.state(task.hyper)
+        diagnostics = sampler.diagnostics() | check_chains(state, task, run)
+        return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by HMC", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "stats", "hyper"])
+        ChainState.of(state).check(network, (self.chains, self.length))
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""

@@ -62,8 +62,9 @@ class LastLayerLaplace(LaplaceKnobs):
         network, point = task.network.to(run.device), point_of(start, run)
         chosen = self._chosen(task, network)
         layer = " and ".join(dict.fromkeys(map(_layer, chosen.network.names)))
-        if self.layer == "auto":
-            last = _last_to_act(task, network, dict(network.module.named_parameters()))
+        parameters = dict(network.module.named_parameters())
+        if self.layer == "auto" and parameters.keys() != set(network.names):  # else it is the last of all
+            last = _last_to_act(task, network, parameters)
             if not last & set(map(_layer, chosen.network.names)):
                 run.warnings.append(
                     f"the last layer to act, {' and '.join(sorted(last))}, has no weights that inference is about: "

@@ -21,6 +21,7 @@ from caveat.batches import Inputs, count_rows, move, slices
 from caveat.engine.method import Method
 from caveat.engine.predictors import PIECE_ROWS, Replicas
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_hyper, check_names, check_point
 from caveat.engine.training import BatchPart, Training, train_point
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
@@ -88,6 +89,12 @@ class MCDropout(Method):
         with _Masks(self.rate, torch.Generator(network.device).manual_seed(0)) as masks, torch.no_grad():
             network(network.params(), x)
         return masks.drawn
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not a point of the network."""
+        check_names("state", state, ["params", "hyper"])
+        check_point("params", state["params"], network)
+        check_hyper(state["hyper"], network)
 
     def predictor(self, state: State, network: Network) -> "_MaskPredictor":
         """A predictor that makes passes with dropout on."""

@@ -27,6 +27,7 @@ from caveat.engine.linearised import (
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Gaussian, Likelihood
 from caveat.network import Layer, Network
@@ -211,6 +212,11 @@ class SampledLaplace(Method):
             return "samples of the linearised posterior" if layer.name in layers else "fixed at the MAP"
 
         return of
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many samples of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "hyper", "samples", "posterior"])
+        SampleState.of(state).check(self._restricted(network), network, self.samples)
 
     def predictor(self, state: State, network: Network) -> SamplePredictor:
         """The linearised network at the samples, or the network itself."""

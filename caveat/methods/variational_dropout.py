@@ -16,7 +16,13 @@ import torch
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.sparse import Scheme, sparse_layers
+from caveat.engine.sparse import (
+    Scheme,
+    random_layout,
+    sparse_layers,
+    substitute_and_means,
+    training_account,
+)
 from caveat.engine.training import Training
 from caveat.engine.variational import (
     LayerPrediction,
@@ -25,15 +31,13 @@ from caveat.engine.variational import (
     NoisyModel,
     NoisyTraining,
     Trained,
+    check_layers,
     layer_info,
     log_alpha,
     log_uniform_kl,
     pruned_account,
-    random_layout,
     remaining_weights,
     smaller_layout,
-    substitute_and_means,
-    training_account,
     warm_up,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
@@ -102,6 +106,10 @@ class VariationalDropout(Method):
         account = pruned_account(before, training_account(task, few, run, scheme))
         diagnostics = {"sparsity": 1 - account.density, "median_std": float(log_std[stay].median().exp())}
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

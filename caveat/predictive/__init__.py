@@ -10,6 +10,7 @@ CRPS(F, y) = integral (F(t) - 1[y <= t])^2 dt = E|Y - y| - E|Y - Y'| / 2 with Y,
 """
 
 from caveat.predictive.classification import BernoulliPredictive, CategoricalPredictive
+from caveat.predictive.next_labels import next_labels
 from caveat.predictive.protocol import Kind, Predictive
 from caveat.predictive.regression import GaussianPredictive, PoissonPredictive, RegressionPredictive
 
@@ -21,4 +22,5 @@ __all__ = [
     "PoissonPredictive",
     "Predictive",
     "RegressionPredictive",
+    "next_labels",
 ]

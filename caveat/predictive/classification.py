@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from caveat.predictive.next_labels import next_labels
 from caveat.predictive.protocol import Kind, log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive"]
@@ -18,6 +19,7 @@ class CategoricalPredictive:
 
     log_samples: Tensor  # [S, B, ..., C] log probabilities of each draw
     ignore_index: int = -100
+    next_token: bool = False  # whether a position's target is the label of the next position
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
@@ -60,9 +62,14 @@ class CategoricalPredictive:
         divergence = log_ratio.exp() * log_ratio - log_ratio.expm1()
         return _expected(self._log_probs, divergence.clamp_min(0)).mean(0)  # rounding may leave -1e-17
 
+    def decisions(self, targets: Tensor) -> Tensor:
+        """The label that each position is scored by, [B, ...]: the target there, or that of the next position."""
+        targets = shaped(targets, self.log_samples.shape[1:-1]).long()
+        return next_labels(targets, self.ignore_index) if self.next_token else targets
+
     def log_prob(self, targets: Tensor) -> Tensor:
         """Log probability of each target; 0 where the target is ignored."""
-        targets = shaped(targets, self.log_samples.shape[1:-1]).long()
+        targets = self.decisions(targets)
         ignored, classes = targets == self.ignore_index, self.log_samples.shape[-1]
         wrong = targets[~ignored & ((targets < 0) | (targets >= classes))]
         if wrong.numel():
@@ -81,7 +88,7 @@ class CategoricalPredictive:
         }
         if targets is None:
             return table
-        labels = targets.flatten().long()
+        labels = self.decisions(targets).flatten()
         table |= {"targets": labels, "log_prob": self.log_prob(targets).flatten()}
         counted = labels != self.ignore_index
         return {name: column[counted] for name, column in table.items()}

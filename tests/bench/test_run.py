@@ -14,6 +14,7 @@ from caveat import bench
 from caveat.bench.plan import cells_of
 from caveat.bench.results import long_table, read_results
 from caveat.cli import main
+from caveat.files import FolderInUse, sole_use
 from caveat.storage import read_json
 from tests.bench.small import rows_of, run, stamps, write
 
@@ -98,8 +99,7 @@ def test_stopped_half_way_and_started_again(jobs: int, how: signal.Signals, tabl
 
 
 def test_two_runs_in_one_folder_are_refused(finished: tuple[Path, Path]) -> None:
-    from caveat.bench.run import _locked
-
     file, out = finished
-    with _locked(out), pytest.raises(RuntimeError, match="in use by another"):
+    with sole_use(out, out / ".lock"), pytest.raises(FolderInUse, match=r"in use by process \d+ on "):
         run(file, out)
+    assert not (out / ".lock").exists()

@@ -30,6 +30,13 @@ def test_help_shows_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
         assert verb in out
 
 
+def test_methods_are_listed_by_their_first_lines_before_they_are_imported() -> None:
+    from caveat.cli.commands import method_summaries
+    from caveat.cli.verb import summary
+
+    assert method_summaries() == {name: summary(method) for name, method in discover().items()}
+
+
 def test_methods_lists_them_with_their_likelihoods(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "methods")
     assert code == 0
@@ -79,13 +86,13 @@ def test_a_stop_says_whether_anything_was_kept(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop._Loop, "run_epoch", stop)
+        patched.setattr(loop.Loop, "run_epoch", stop)
         code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "every 10 seconds), so nothing was kept" in err) == (130, True)
     assert not list(tmp_path.iterdir()), "nothing that would block another command"
-    checkpoint = loop._Loop.checkpoint
+    checkpoint = loop.Loop.checkpoint
     monkeypatch.setattr(Run, "checkpoint_due", lambda self: True)
-    monkeypatch.setattr(loop._Loop, "checkpoint", lambda self: (checkpoint(self), stop(self, None)))
+    monkeypatch.setattr(loop.Loop, "checkpoint", lambda self: (checkpoint(self), stop(self, None)))
     code, _, err = run(capsys, "fit", "map", "--out", tmp_path / "p", *QUICK)
     assert (code, "goes on from its last checkpoint" in err) == (130, True)
     for options, other in (

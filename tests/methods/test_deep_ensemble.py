@@ -9,7 +9,6 @@ from torch import nn
 import caveat
 from caveat.engine.predictors import pick
 from caveat.engine.training import point_training as point
-from caveat.methods import deep_ensemble
 
 
 def task() -> caveat.Task:
@@ -61,9 +60,10 @@ def test_finished_members_are_not_trained_again(tmp_path: Path, monkeypatch: pyt
             trained.append("killed")
             raise KeyboardInterrupt
         trained.append(run.label)
-        return point.train_point(task, network, start, training, run)
+        return train_point(task, network, start, training, run)
 
-    monkeypatch.setattr(deep_ensemble, "train_point", counted)
+    train_point = point.train_point
+    monkeypatch.setattr(point, "train_point", counted)
     method = caveat.DeepEnsemble(members=4, training=caveat.Training(epochs=2))
     with pytest.raises(KeyboardInterrupt):
         caveat.fit(task(), method, folder=tmp_path / "p", progress=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.laplace.laplace_predictor import bridge
+from caveat.engine.laplace.laplace_posterior import bridge
 from tests.methods.laplace_reference import (
     LIKELIHOODS,
     assert_close,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.laplace.laplace_state import LaplaceState
+from caveat.engine.laplace.laplace_posterior import LaplaceState
 from caveat.engine.row_gradients import Jacobian
 from tests.methods.laplace_reference import assert_close, at, fit, normal
 

@@ -127,7 +127,7 @@ def test_every_step_is_that_of_the_equation(
         kick = after["momentum"] - momentum * before["momentum"] - math.sqrt(eta) * gradient
         noises.append(kick / (2 * (1 - momentum) * temperature * mass).sqrt())
     noise = torch.stack(noises)  # [epochs, chains, weights]
-    assert len(carries) == method.epochs == 20
+    assert len(carries) == method.plan(20, 20).epochs == 20
     assert abs(float(noise.mean())) < 4 / math.sqrt(noise.numel())
     assert abs(float(noise.square().mean()) - 1) < 4 * math.sqrt(2 / noise.numel())
     for one, other in ((noise[1:], noise[:-1]), (noise[:, :1], noise[:, 1:]), (noise[..., 1:], noise[..., :-1])):
@@ -164,7 +164,8 @@ def test_batch_gradients_are_unbiased_also_of_a_last_smaller_batch(monkeypatch: 
         return found
 
     monkeypatch.setattr(LogPosterior, "gradient", recorded)
-    fit(task, SGMCMC(1, 1, 400, 0, 1e-20, 0.0))
+    fit(task, SGMCMC(1, 1, 400, 0, 1e-20, 0.0, batch_size=5))
+    del seen[5 * 400 :]  # a look at the curvature when all is over
     assert [len(x) for _, x, _ in seen[:5]] == [5, 5, 5, 5, 3]
     for epoch in range(0, len(seen), 5):
         rows = torch.cat([x for _, x, _ in seen[epoch : epoch + 5]])
@@ -212,7 +213,7 @@ def test_without_data_the_prior_comes_back(prior: caveat.Prior) -> None:
 
 def test_a_cold_posterior_is_narrower() -> None:
     def spread(temperature: float) -> float:
-        method = SGMCMC(2, 60, 1, 40, 0.2, temperature=temperature)
+        method = SGMCMC(2, 60, 1, 40, 0.2, 0.9, temperature=temperature, batch_size=5)
         return float(fit(classes(), method).state["params"]["0.weight"].std(1).mean())
 
     cold, warm = spread(0.01), spread(1.0)
@@ -220,22 +221,22 @@ def test_a_cold_posterior_is_narrower() -> None:
 
 
 def test_the_step_falls_along_half_a_cosine() -> None:
-    method = SGMCMC(learning_rate=0.3, burn_in=2, cycle=4)
-    eta = 0.3 / 60
-    assert [method.step_size(epoch, 1.0, 60) for epoch in (0, 1)] == [eta, eta]
-    assert method.step_size(2, 0.0, 60) == eta
-    assert method.step_size(3, 1.0, 60) == pytest.approx(eta / 2)
-    assert method.step_size(4, 0.5, 60) == pytest.approx(eta / 2 * (1 + math.cos(math.pi * 2.5 / 4)))
-    assert method.step_size(5, 1.0, 60) == pytest.approx(0, abs=1e-12)
-    assert method.step_size(6, 0.0, 60) == eta, "a new cycle"
-    assert replace(method, cycle=0).step_size(5, 1.0, 60) == eta
+    method = SGMCMC(burn_in=2, cycle=4)
+    share = method.plan(60, 20).share_of_step
+    assert [share(epoch, 1.0) for epoch in (0, 1)] == [1, 1]
+    assert share(2, 0.0) == 1
+    assert share(3, 1.0) == pytest.approx(0.5)
+    assert share(4, 0.5) == pytest.approx((1 + math.cos(math.pi * 2.5 / 4)) / 2)
+    assert share(5, 1.0) == pytest.approx(0, abs=1e-12)
+    assert share(6, 0.0) == 1, "a new cycle"
+    assert replace(method, cycle=0).plan(60, 20).share_of_step(5, 1.0) == 1
 
 
 def test_chains_follow_the_schedule(carries: Carries) -> None:
     method = SGMCMC(1, 2, burn_in=2, cycle=4, learning_rate=0.3)
     fit(regressions(4), method)  # one batch an epoch
     for epoch, (before, after) in enumerate(pairwise(carries), 1):
-        eta = method.step_size(epoch, 1.0, 20)
+        eta = 0.3 / 20 * method.plan(20, 20).share_of_step(epoch, 1.0)
         torch.testing.assert_close(after["position"] - before["position"], math.sqrt(eta) * after["momentum"])
 
 
@@ -248,17 +249,18 @@ def test_chains_follow_the_schedule(carries: Carries) -> None:
     ],
 )
 def test_draws_are_taken_at_these_epochs(method: SGMCMC, epochs: list[int], carries: Carries) -> None:
-    method = replace(method, chains=1)
-    posterior = fit(classes(), method)
-    assert method.epochs == posterior.info.gradient_evaluations == len(carries) == epochs[-1] + 1
+    method = replace(method, chains=1, batch_size=5, learning_rate=0.03)
+    posterior, plan = fit(classes(), method), method.plan(23, 5)
+    assert plan.epochs == posterior.info.gradient_evaluations == len(carries) == epochs[-1] + 1
     where = torch.stack([carries[epoch]["position"][0, :12] for epoch in epochs])
     assert torch.equal(posterior.state["params"]["0.weight"][0].flatten(1), where)
-    steps = torch.tensor([method.step_size(epoch, 1.0, 23) for epoch in epochs], dtype=torch.float64)
+    steps = torch.tensor([0.03 / 23 * plan.share_of_step(epoch, 1.0) for epoch in epochs], dtype=torch.float64)
     assert torch.equal(posterior.state["stats"]["step_size"][0], steps)
 
 
-def test_a_chain_is_the_same_alone_and_beside_others() -> None:
-    method, threads = SGMCMC(1, 10, 1, 3, 0.1), torch.get_num_threads()
+@pytest.mark.parametrize("learning_rate", [0.1, None])
+def test_a_chain_is_the_same_alone_and_beside_others(learning_rate: float | None) -> None:
+    method, threads = SGMCMC(1, 10, 1, 3, learning_rate, batch_size=5), torch.get_num_threads()
     alone = fit(classes(), method).state
     try:
         torch.set_num_threads(2)
@@ -273,9 +275,19 @@ def test_a_chain_is_the_same_alone_and_beside_others() -> None:
     assert not torch.equal(chains[1], chains[2])
 
 
-@pytest.mark.parametrize("preconditioner", ["identity", "rmsprop"])
-def test_goes_on_after_a_kill_bit_for_bit(preconditioner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = SGMCMC(2, 6, 2, 5, 0.05, 0.9, preconditioner, cycle=6, draws_a_cycle=2)
+@pytest.mark.parametrize(
+    ("learning_rate", "preconditioner", "batch_size"),
+    [(0.05, "identity", 5), (0.05, "rmsprop", 5), (None, "identity", 5), (None, "rmsprop", 5), (None, "identity", 23)],
+)
+def test_goes_on_after_a_kill_bit_for_bit(
+    learning_rate: float | None,
+    preconditioner: Any,
+    batch_size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    knobs: dict[str, Any] = {"cycle": 6, "draws_a_cycle": 2, "batch_size": batch_size}
+    method = SGMCMC(2, 6, 2, 5, learning_rate, 0.9, preconditioner, **knobs)
     whole = fit(classes(), method)
     checkpoint, seen = Run.checkpoint, 0
 
@@ -300,7 +312,7 @@ def test_goes_on_after_a_kill_bit_for_bit(preconditioner: Any, tmp_path: Path, m
     for group in ("params", "stats"):
         for name, value in whole.state[group].items():
             assert torch.equal(resumed.state[group][name], value), name
-    assert resumed.info.gradient_evaluations == whole.info.gradient_evaluations == 2 * method.epochs
+    assert resumed.info.gradient_evaluations == whole.info.gradient_evaluations == 2 * method.plan(23, 5).epochs
     assert resumed.info.diagnostics == whole.info.diagnostics
 
 
@@ -349,7 +361,7 @@ def test_learned_noise_is_inferred_with_the_weights() -> None:
     x = torch.randn(400, 1, generator=rng, dtype=torch.float64)
     y = 2 * x + 0.3 * torch.randn(400, 1, generator=rng, dtype=torch.float64)
     task = caveat.Task(nn.Linear(1, 1).double(), (x, y), caveat.Gaussian())
-    state = fit(task, SGMCMC(2, 60, 1, 40, 0.02, 0.5)).state
+    state = fit(task, SGMCMC(2, 60)).state
     noise = state["params"]["hyper/log_noise"].exp()
     assert noise.shape == (2, 60, 1)
     assert float(noise.mean()) == pytest.approx(0.3, rel=0.1)
@@ -378,8 +390,11 @@ class Threads(Ranks):
 
 
 @pytest.mark.parametrize("chains", [3, 2])
-def test_two_ranks_share_rows_or_chains_and_find_the_same(chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = SGMCMC(chains, 4, 1, 3, 0.05, preconditioner="rmsprop")
+@pytest.mark.parametrize(("learning_rate", "batch_size"), [(0.05, 5), (None, 5), (None, 21)])
+def test_two_ranks_share_rows_or_chains_and_find_the_same(
+    chains: int, learning_rate: float | None, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = SGMCMC(chains, 4, 1, 3, learning_rate, preconditioner="rmsprop", batch_size=batch_size)
     task = classes(rows=21)  # four batches of five rows, and one of a single row: one rank has none of it
     whole, _ = method.fit(task, {}, Run())
     meet, said, tasks = Barrier(2), ([], []), [classes(rows=21) for _ in range(2)]

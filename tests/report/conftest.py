@@ -9,6 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
+from caveat.storage import write_json
+
 VERSIONS = {"caveat": "0.1.0", "torch": "2.13.0", "numpy": "2.4", "python": "3.11.7"}
 
 
@@ -40,7 +42,7 @@ def write_run(folder, label, method, kind, class_names, sets, info=None):
         "info": {**facts, **notes, **(info or {})},
         "data": data,
     }
-    (folder / "metrics.json").write_text(json.dumps(content))
+    write_json(folder / "metrics.json", content)
 
 
 def classify(rng, targets, classes, sharpness, noise, rows=None):
@@ -178,8 +180,9 @@ def edit(folder, change):
     """Rewrites the metrics.json of a run through `change`."""
     path = folder / "metrics.json"
     content = json.loads(path.read_text())
+    del content["checksum"]
     change(content)
-    path.write_text(json.dumps(content))
+    write_json(path, content)
 
 
 @pytest.fixture

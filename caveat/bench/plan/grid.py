@@ -146,7 +146,7 @@ def is_fitted(out: Path, name: str) -> bool:
 def is_done(out: Path, cell: Cell, key: str) -> bool:
     """Whether a cell's result is there, whole, and of this evaluation."""
     try:
-        return bool(read_json(out / "cells" / cell.name / "result.json")["evaluation"] == key)
+        return bool(read_json(out / "cells" / cell.name / "result.json").get("evaluation") == key)
     except (FileNotFoundError, CorruptFile):
         return False
 

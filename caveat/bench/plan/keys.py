@@ -1,7 +1,7 @@
 """Checks of what a TOML file says. Every complaint begins with the key, and says what was probably meant."""
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ __all__ = [
     "beside",
     "check_known",
     "check_names",
+    "labelled",
     "merged",
     "suggestion",
     "with_key",
@@ -71,6 +72,16 @@ def as_strings(key: str, value: Any) -> tuple[str, ...]:
     if len(set(value)) < len(value):
         raise ValueError(f"{key}: names something twice: {value}")
     return tuple(value)
+
+
+def labelled(names: Sequence[str], short: Callable[[str], str]) -> dict[str, str]:
+    """The names by their labels, short ones where these differ; those that would share one are called by all of it.
+
+    `a.py:make` and `b.py:make` are not both `make`: each is then its own label, as it stands in the file.
+    """
+    labels = [short(name) for name in names]
+    by_label = {label if labels.count(label) == 1 else name: name for label, name in zip(labels, names, strict=True)}
+    return by_label if len(by_label) == len(names) else {name: name for name in names}
 
 
 def beside(key: str, reference: str, folder: Path) -> str:

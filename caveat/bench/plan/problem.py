@@ -19,11 +19,23 @@ from typing import Annotated, Any
 
 from caveat import data as sets
 from caveat.bench.plan.choices import MAP, TEMPERED, Choice, choices_of, family
-from caveat.bench.plan.keys import as_list, as_strings, as_table, beside, check_known, check_names, suggestion, with_key
+from caveat.bench.plan.keys import (
+    as_list,
+    as_strings,
+    as_table,
+    beside,
+    check_known,
+    check_names,
+    labelled,
+    suggestion,
+    with_key,
+)
 from caveat.data import crop_and_flip
 from caveat.data import names as data_names
+from caveat.data.condition_sets import check_shift_labels
 from caveat.data.ood import MADE_FOR_IMAGES, MADE_FOR_TABLES, OTHER_IMAGES
 from caveat.data.shifts import known_shift
+from caveat.evaluate.predictions import file_stem
 from caveat.files import names_function
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.methods import discover
@@ -111,7 +123,7 @@ def sources_of(given: Any, folder: Path) -> list[tuple[Source, dict[str, Any]]]:
     """Every data set with the keys of its own: from `["digits"]`, or from tables by label."""
     tables = given
     if not isinstance(given, dict):
-        tables = {_label(name): {"name": name} for name in as_strings("data", given)}
+        tables = {label: {"name": name} for label, name in labelled(as_strings("data", given), _label).items()}
     options = {f.name for f in dataclasses.fields(Source)} - {"label"}
     sources = []
     for label, content in tables.items():
@@ -122,7 +134,17 @@ def sources_of(given: Any, folder: Path) -> list[tuple[Source, dict[str, Any]]]:
         values["name"] = _place(key, values["name"], folder)
         source = with_key(key, partial(Source, label=label, **values))
         sources.append((source, {name: value for name, value in table.items() if name not in options}))
+    _check_file_names([source.label for source, _ in sources])
     return sources
+
+
+def _check_file_names(labels: Sequence[str]) -> None:
+    """Refuse labels that would share the folder of their inputs."""
+    by_stem: dict[str, str] = {}
+    for label in labels:
+        other = by_stem.setdefault(file_stem(label), label)
+        if other != label:
+            raise ValueError(f"data: {other!r} and {label!r} must differ in letters or digits: give one another label")
 
 
 def _label(name: str) -> str:
@@ -146,13 +168,17 @@ def _place(key: str, name: Any, folder: Path) -> str:
 def _models(given: Any, folder: Path) -> dict[str, str]:
     """Models by label; a path is that of a file beside the experiment."""
     by_label = {}
-    for model in as_strings("models", given):
+    for label, model in labelled(as_strings("models", given), _model_label).items():
         if names_function(model):
-            by_label[model.rpartition(":")[2]] = beside("models", model, folder)
+            by_label[label] = beside("models", model, folder)
         else:
             check_known("models", model, [*MODELS, "file.py:function"])
-            by_label[model] = model
+            by_label[label] = model
     return by_label
+
+
+def _model_label(name: str) -> str:
+    return name.rpartition(":")[2] if names_function(name) else name
 
 
 def _shifts(given: Any, folder: Path) -> tuple[tuple[str, tuple[float, ...]], ...]:
@@ -163,6 +189,7 @@ def _shifts(given: Any, folder: Path) -> tuple[tuple[str, tuple[float, ...]], ..
         with_key(key, partial(_check_shift, name, values))
         place = beside(key, name, folder) if names_function(name) else name
         shifts.append((place, tuple(map(float, values))))
+    check_shift_labels([name for name, _ in shifts])
     return tuple(shifts)
 
 

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ESS_NOTHING",
+    "RHAT_APART",
     "RHAT_THRESHOLD",
     "Convergence",
     "RhatNull",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 RHAT_THRESHOLD = 1.01  # above it, the chains of one quantity have not mixed
+RHAT_APART = 1.05  # chains further apart than this are not samples of one posterior
+ESS_NOTHING = 10  # so few effective draws a chain say nothing at all
 TAIL = 0.05  # share of the draws in each tail
 
 _BLOCK_NUMBERS = 2**19  # draws worked on at once: working tensors of 4 MB, whatever the number of quantities

@@ -1,12 +1,13 @@
 """One chain of steps by gradients from batches (`langevin`), whose target may change as the chain goes on.
 
 The target says what is moved and what happens to it between steps: weights are removed, nodes come and go. The step
-size is the learning rate over the number of rows. Every random number comes from a stream named by seed and epoch, so
-a chain that was killed continues bit for bit.
+size is the learning rate over the number of rows, or is found in the burn-in (`step_search`). Every random number comes
+from a stream named by seed and epoch, so a chain that was killed continues bit for bit.
 """
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,13 @@ from caveat.batches import Inputs
 from caveat.engine.chains.coordinates import log_noise_centre
 from caveat.engine.chains.langevin import LangevinDynamics
 from caveat.engine.chains.parallel_chains import random_stream
+from caveat.engine.chains.step_search import (
+    BURN_IN_STEPS,
+    STEPS_A_DRAW,
+    StepSearch,
+    share_of_stable_step,
+    warnings_of_steps,
+)
 from caveat.engine.run import Run
 from caveat.engine.training import BatchPart, steps_per_epoch
 from caveat.likelihoods import Hyper, learned_noise
@@ -35,16 +43,16 @@ class Sampling(Protocol):
         """How many draws are taken."""
 
     @property
-    def thin(self) -> int:
-        """Epochs from one draw to the next."""
+    def thin(self) -> int | None:
+        """Epochs from one draw to the next; None: 2, or as many as make 20 steps."""
 
     @property
-    def burn_in(self) -> int:
-        """Epochs before the first draw."""
+    def burn_in(self) -> int | None:
+        """Epochs before the first draw; None: 100, or as many as make 2,000 steps."""
 
     @property
-    def learning_rate(self) -> float:
-        """The step size eta, times the number of rows."""
+    def learning_rate(self) -> float | None:
+        """The step size eta, times the number of rows; None finds it in the burn-in."""
 
     @property
     def momentum(self) -> float:
@@ -66,6 +74,9 @@ class Target(Protocol):
 
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
         """An estimate of the log density, [], from a rank's part of a batch; the ranks' estimates are summed."""
+
+    def log_smooth(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
+        """The part of `log_joint` whose curvature limits the step size: all of it, but for kinks such as |w|'s."""
 
     def after_step(self, chain: "LangevinChain", batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
         """Called after every step; the batch is None on a rank that has no rows of it."""
@@ -94,6 +105,12 @@ class LangevinChain:
         self.rows = task.train.on(run.device)
         self.steps = steps_per_epoch(task.n, min(sampling.batch_size or task.train.batch_size, task.n))
         self.velocity = {name: torch.zeros_like(tensor) for name, tensor in target.moved.items()}
+        self.burn_in = max(100, math.ceil(BURN_IN_STEPS / self.steps)) if sampling.burn_in is None else sampling.burn_in
+        self.thin = sampling.thin or max(2, math.ceil(STEPS_A_DRAW / self.steps))
+        self.dynamics = LangevinDynamics(sampling.momentum, sampling.temperature)
+        given = None if sampling.learning_rate is None else sampling.learning_rate / task.n
+        batch = math.ceil(task.n / self.steps)
+        self.search = StepSearch(given, sampling.momentum, task.n, batch, self.burn_in * self.steps)
         self.epoch = self.step = self.taken = 0
         self.history: list[dict[str, float]] = []
         self.draws: State = {}  # tensors named "draw/name"
@@ -101,12 +118,12 @@ class LangevinChain:
     @property
     def epochs(self) -> int:
         """How many passes over the data the chain makes."""
-        return self.sampling.burn_in + self.sampling.length * self.sampling.thin
+        return self.burn_in + self.sampling.length * self.thin
 
     @property
     def burnt_in(self) -> float:
         """The share of the burn-in that is over."""
-        steps = self.sampling.burn_in * self.steps
+        steps = self.burn_in * self.steps
         return min(1.0, self.step / steps) if steps else 1.0
 
     def run_all(self) -> State:
@@ -116,13 +133,14 @@ class LangevinChain:
             self._resume(*resumed)
         else:
             self.target.after_epoch(self)  # a burn-in of no epochs is over now
+            self.search.begin(self._random_direction())
         with self.run.bar(self.epochs, "epoch") as bar:
             bar.update(self.epoch)
             while self.epoch < self.epochs:
                 self._one_epoch()
                 self.target.after_epoch(self)
-                drawn = self.epoch - self.sampling.burn_in
-                if drawn > 0 and drawn % self.sampling.thin == 0:
+                drawn = self.epoch - self.burn_in
+                if drawn > 0 and drawn % self.thin == 0:
                     self._take()
                 bar.update()
                 bar.set_postfix_str(f"loss {self.history[-1]['loss']:.3f}", refresh=False)
@@ -160,29 +178,87 @@ class LangevinChain:
 
     def _one_step(self, batch: tuple[Inputs, Tensor] | None, part: BatchPart, rng: torch.Generator) -> Tensor:
         """Move by the gradient of a batch; returns this rank's part of the log density, []."""
-        moved, sampling = self.target.moved, self.sampling
+        if self.search.due(self.step):
+            self._measure()
+        moved = self.target.moved
+        value, gradients = self._gradients(self.target.log_joint, batch, part)
+        root_step_size = self.search.step_size[0].sqrt()
+        with torch.no_grad():
+            for (name, tensor), gradient in zip(moved.items(), gradients, strict=True):
+                noise = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype, device=tensor.device)
+                root = root_step_size.to(tensor.dtype)
+                self.dynamics.step(tensor, self.velocity[name], gradient, root, noise)
+        return value
+
+    def _gradients(
+        self,
+        log_density: Callable[[Inputs, Tensor, BatchPart], Tensor],
+        batch: tuple[Inputs, Tensor] | None,
+        part: BatchPart,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """This rank's part of a log density, [], and the gradient of all ranks' in what is moved."""
+        moved = self.target.moved
         value = torch.zeros((), dtype=torch.float64, device=self.run.device)
         if batch is None:
             gradients = [torch.zeros_like(tensor) for tensor in moved.values()]
         else:
-            density = self.target.log_joint(*batch, part)
+            density = log_density(*batch, part)
             gradients = list(torch.autograd.grad(density, [*moved.values()], materialize_grads=True))
             value = density.detach().double()
         self.run.ranks.add(gradients)
-        dynamics = LangevinDynamics(sampling.momentum, sampling.temperature)
-        step_size = sampling.learning_rate / self.task.n
-        with torch.no_grad():
-            for (name, tensor), gradient in zip(moved.items(), gradients, strict=True):
-                dynamics.step(tensor, self.velocity[name], gradient, step_size, rng)
-        return value
+        return value, gradients
+
+    def _random_direction(self) -> Tensor:
+        """A direction in what is moved, [1, P], the same on all ranks."""
+        like, rng = _flat(self.target.moved), random_stream(self.run.seed, "chain", "direction")
+        return torch.randn(like.shape, generator=rng, dtype=like.dtype).to(like.device)[None]
+
+    def _measure(self) -> None:
+        """Look at the curvature here, for the step size."""
+        moved = self.target.moved
+        here = _flat(moved)
+        if self.search.direction.shape[1] != len(here):  # weights were removed
+            self.search.turn(self._random_direction())
+        self.search.measure(self._flat_gradient(), here[None], slice(0, 1), self.step, mass=None)
+        _put(here, moved)
+
+    def _flat_gradient(self) -> Callable[[Tensor], Tensor]:
+        """The gradient from some rows as a function of flat positions [1, P], which moves what is moved there."""
+        run, moved = self.run, self.target.moved
+        rng = random_stream(run.seed, "chain", "curvature", self.step)
+        shares = torch.randperm(self.task.n, generator=rng)[: self.search.rows].tensor_split(run.ranks.size)
+        part = BatchPart.of_rank(shares, run.ranks.rank)
+        mine = shares[run.ranks.rank]
+        batch = next(iter(self.rows.batches([mine], run.device))) if len(mine) else None
+
+        def gradient(position: Tensor) -> Tensor:
+            _put(position[0], moved)
+            with seeded(self.step, run.device), torch.enable_grad():  # dropout inside the module is always the same
+                _, gradients = self._gradients(self.target.log_smooth, batch, part)
+            return torch.cat([g.flatten() for g in gradients])[None]
+
+        return gradient
 
     def _check_finite(self, loss: float) -> None:
         sound = math.isfinite(loss) and all(bool(torch.isfinite(t).all()) for t in self.target.moved.values())
         if not sound:
+            rate = self.sampling.learning_rate
+            found = "standardise inputs and targets, or give a small learning_rate"
             raise ValueError(
-                f"the chain ran away to infinity in epoch {self.epoch}: lower learning_rate (now "
-                f"{self.sampling.learning_rate:g})"
+                f"the chain ran away to infinity in epoch {self.epoch}: "
+                + (found if rate is None else f"lower learning_rate (now {rate:g})")
             )
+
+    def check(self) -> dict[str, Any]:
+        """What is known of the steps, as json; adds a warning to the run where they are too large."""
+        here, eta, beta = _flat(self.target.moved), self.search.step_size, self.sampling.momentum
+        share = float(
+            share_of_stable_step(self._flat_gradient(), here[None], self._random_direction(), eta, beta, None)
+        )
+        _put(here, self.target.moved)
+        rate = float(eta) * self.task.n
+        self.run.warnings.extend(warnings_of_steps(share, rate, given=self.search.given is not None))
+        return {"learning_rate": rate, "share_of_stable_step": share, "epochs": self.epochs}
 
     def _take(self) -> None:
         for group, tensors in self.target.draw().items():
@@ -190,7 +266,7 @@ class LangevinChain:
         self.taken += 1
 
     def _checkpoint(self) -> None:
-        carry: State = {"moved": self.target.moved, "velocity": self.velocity}
+        carry: State = {"moved": self.target.moved, "velocity": self.velocity, "search": self.search.tensors()}
         carry |= {f"target.{group}": tensors for group, tensors in self.target.carry().items()}
         carry |= {f"kept.{group}": tensors for group, tensors in self.draws.items()}
         place = {"epoch": self.epoch, "step": self.step, "taken": self.taken, "history": self.history}
@@ -204,8 +280,20 @@ class LangevinChain:
             for name, tensor in self.target.moved.items():
                 tensor.copy_(carry["moved"][name])
         self.velocity = {name: t.to(device, copy=True) for name, t in carry["velocity"].items()}
+        self.search.restore({name: t.to(device) for name, t in carry["search"].items()})
         draws = _groups_under("kept.", carry)
         self.draws = {group: {n: t.to(device, copy=True) for n, t in ts.items()} for group, ts in draws.items()}
+
+
+def _flat(moved: Params) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in moved.values()])
+
+
+def _put(flat: Tensor, moved: Params) -> None:
+    """Put flat values [P] into what is moved."""
+    with torch.no_grad():
+        for tensor, part in zip(moved.values(), flat.split([t.numel() for t in moved.values()]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def _groups_under(prefix: str, carry: State) -> State:

@@ -3,21 +3,23 @@
     log p(theta | D) / T = (sum_i log p(y_i | f(x_i, theta)) + log p(theta)) / T + constant
 
 Rows go through in pieces that fit into a processor's cache, so memory does not grow with their number. A `LogPosterior`
-serves one or several chains. For one chain, the parameters of a copy of the module are views of one flat vector, so a
-step costs a forward and a backward pass and a few vector operations. Several chains go through torch.vmap at once (on a
-GPU) or through `perceptron` (plain stacks on a CPU). Sums are float64 whatever the network's type, because the
-differences that an accept step needs are small against them.
+serves one or several chains. For one chain on a CPU, the parameters of a copy of the module are views of one flat
+vector, so a step costs a forward and a backward pass and a few vector operations. On a GPU, or if it is compiled, the
+pass is a function of such views, so that one compilation serves all chains. Several chains go through torch.vmap at
+once (on a GPU) or through `perceptron` (plain stacks on a CPU). Sums are float64 whatever the network's type, because
+the differences that an accept step needs are small against them.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from caveat.batches import Inputs, tensors
+from caveat.batches import Inputs, map_tensors, tensors
 from caveat.engine.chains.coordinates import Coordinates
 from caveat.engine.chains.perceptron import Perceptron, is_plain, softmax_at_labels
 from caveat.engine.cost import forward_flops, free_bytes
@@ -26,11 +28,60 @@ from caveat.likelihoods import Categorical, Hyper
 from caveat.network import Network, Params
 from caveat.rows import Batch, Rows
 
-__all__ = ["LogPosterior", "RowPieces", "vmap_takes"]
+__all__ = ["LogPosterior", "PassSettings", "RowPieces", "vmap_takes"]
 
 _ACTIVATION_BYTES = {"cpu": 2**24, "cuda": 2**30}  # that the forward pass of one piece may leave for the backward pass
 # The same for `perceptron`: less, so that the activations are still in the cache on the way back.
 _STACK_BYTES = 2**23
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """How the forward and the backward pass of a chain are made; positions and sums are not touched by it."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass
+    channels_last: bool = False  # memory format of images and filters
+    compile: bool = False  # by torch.compile
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for."""
+        return self == PassSettings()
+
+
+LogLikelihood = Callable[[Params, Hyper, Inputs, Tensor], Tensor]  # of the weights, [] in float64
+
+
+def log_likelihood_of(network: Network, settings: PassSettings, rows: int) -> LogLikelihood:
+    """The log likelihood of a piece of the rows as a function of the weights (with the noise, where it is inferred).
+
+    What is compiled is the pass of so many rows that a gradient goes back through; others are too rare to wait for.
+    """
+    bfloat16 = settings.precision == "bfloat16"
+    device = network.device.type
+
+    def log_likelihood(params: Params, hyper: Hyper, x: Inputs, y: Tensor) -> Tensor:
+        if settings.channels_last:
+            x, params = map_tensors(_channels_last, x), {name: _channels_last(t) for name, t in params.items()}
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+            outputs = network(params, x)
+        outputs = outputs.float() if bfloat16 else outputs
+        noise = {"log_noise": params["hyper/log_noise"]} if "hyper/log_noise" in params else {}
+        return network.likelihood.log_prob(outputs, y, hyper | noise).sum(dtype=torch.float64)
+
+    if not settings.compile:
+        return log_likelihood
+    compiled = torch.compile(log_likelihood, dynamic=False)
+
+    def fast(params: Params, hyper: Hyper, x: Inputs, y: Tensor) -> Tensor:
+        often = torch.is_grad_enabled() and len(y) == rows
+        return compiled(params, hyper, x, y) if often else log_likelihood(params, hyper, x, y)
+
+    return fast
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 class RowPieces:
@@ -56,6 +107,7 @@ class RowPieces:
         size = max(1, min(len(rows), room // max(left, 1)))
         if 16 < size < len(rows):
             size -= size % 16  # whole vectors of a processor: 295 rows took a tenth longer than 288
+        self.size = size  # rows of a piece
         shares = [ranks.part(part) for part in order.tensor_split(parts)]
         self._order = [share.split(size) if len(share) else () for share in shares]
         needed = len(rows) // ranks.size * sum(t.nbytes for t in tensors(x)) // few
@@ -81,20 +133,29 @@ class LogPosterior:
     """The log posterior density of `chains` chains on one device; positions are [chains, P] in the given coordinates.
 
     `temperature` divides the log density, likelihood and prior alike. `hyper` is what the likelihood takes beside the
-    outputs; noise that is inferred is part of the position instead.
+    outputs; noise that is inferred is part of the position instead. `log_likelihood`, where it is given, is the pass of
+    one chain as a function.
     """
 
     def __init__(
-        self, network: Network, coordinates: Coordinates, chains: int, hyper: Hyper, temperature: float = 1.0
+        self,
+        network: Network,
+        coordinates: Coordinates,
+        chains: int,
+        hyper: Hyper,
+        temperature: float = 1.0,
+        log_likelihood: LogLikelihood | None = None,
     ) -> None:
         self.network, self.coordinates, self.chains, self.temperature = network, coordinates, chains, temperature
         self.hyper = {name: value.to(network.device) for name, value in hyper.items()}
         self._weights = torch.zeros(chains, coordinates.size, dtype=network.dtype, device=network.device)
         self._gradient = torch.zeros_like(self._weights)
-        self._copy = network.with_fixed({}) if chains == 1 else network
+        self._function = log_likelihood if chains == 1 else None
+        self._tied_copy = chains == 1 and log_likelihood is None
+        self._copy = network.with_fixed({}) if self._tied_copy else network
         self._perceptron: Perceptron | None = None
         self._labels_only = False  # whether the likelihood is a plain softmax at labels that all count
-        self._leaves = self._tied() if chains == 1 else self._stacked()
+        self._leaves = self._tied() if self._tied_copy else self._stacked()
 
     @staticmethod
     def can_use_perceptron(network: Network, rows: Rows) -> bool:
@@ -103,11 +164,16 @@ class LogPosterior:
         flat = isinstance(x, Tensor) and (x.ndim == 2 or any(type(m) is nn.Flatten for m in network.module.children()))
         return network.device.type == "cpu" and flat and is_plain(network.module) and names == set(network.names)
 
+    @staticmethod
+    def is_softmax_at_labels(network: Network, rows: Rows) -> bool:
+        """Whether the likelihood is a plain softmax at labels, all of which count."""
+        likelihood = network.likelihood
+        plain = isinstance(likelihood, Categorical) and likelihood.class_weights is None and rows.in_memory
+        return plain and not bool((rows.targets() == cast(Categorical, likelihood).ignore_index).any())
+
     def use_perceptron(self, rows: Rows) -> None:
         """Compute gradients by the explicit formulas of `perceptron` from now on, instead of by autograd."""
-        likelihood = self.network.likelihood
-        if isinstance(likelihood, Categorical) and likelihood.class_weights is None and rows.in_memory:
-            self._labels_only = not bool((rows.targets() == likelihood.ignore_index).any())
+        self._labels_only = self.is_softmax_at_labels(self.network, rows)
         views = (self.coordinates.split(flat) for flat in (self._weights, self._gradient))
         self._perceptron = Perceptron(self._copy.module, *views)
 
@@ -124,8 +190,9 @@ class LogPosterior:
         return leaves
 
     def _stacked(self) -> Params:
-        """Views of the flat weights by name, [chains, ...], with gradients that are views of the flat one."""
-        values, gradients = (self.coordinates.split(flat) for flat in (self._weights, self._gradient))
+        """Views of the flat weights by name, [...] or [chains, ...], with gradients that are views of the flat one."""
+        flats = (self._weights, self._gradient) if self.chains > 1 else (self._weights[0], self._gradient[0])
+        values, gradients = (self.coordinates.split(flat) for flat in flats)
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         for name, leaf in leaves.items():
             leaf.grad = gradients[name]
@@ -195,14 +262,14 @@ class LogPosterior:
 
     def _add_gradient(self, value: Tensor) -> None:
         """Add the gradient of a value [] to the flat gradient."""
-        if self.chains == 1:
+        if self._tied_copy:
             value.backward()
             return
-        # backward() would warn of several chains' leaves, which are not contiguous.
+        # backward() would warn of several chains' leaves, which are not contiguous, and add on a stream of its choice.
         gradients = torch.autograd.grad(value, [*self._leaves.values()], allow_unused=True)
-        for leaf, gradient in zip(self._leaves.values(), gradients, strict=True):
-            if leaf.grad is not None and gradient is not None:
-                leaf.grad += gradient
+        pairs = zip((cast(Tensor, leaf.grad) for leaf in self._leaves.values()), gradients, strict=True)
+        sums, summands = zip(*((total, gradient) for total, gradient in pairs if gradient is not None), strict=True)
+        torch._foreach_add_(sums, summands)
 
     def log_likelihood(self, position: Tensor, rows: Iterable[Batch]) -> Tensor:
         """The log likelihood of these rows at positions [chains, P], [chains] in float64, without a gradient."""
@@ -218,6 +285,8 @@ class LogPosterior:
 
     def _log_likelihood(self, x: Inputs, y: Tensor) -> Tensor:
         """The log likelihood of a piece of the rows, [chains], with a graph for its gradient."""
+        if self._function is not None:
+            return self._function(self._leaves, self.hyper, x, y).unsqueeze(0)
 
         def log_likelihood(outputs: Tensor, params: Params) -> Tensor:
             noise = {"log_noise": params["hyper/log_noise"]} if "hyper/log_noise" in params else {}

@@ -2,8 +2,7 @@
 
     GGN = sum_n J_n^T F_n J_n,   F_n = Fisher information of row n's outputs
 
-    laplace_knobs      the knobs that all Laplace methods have
-    laplace_steps      the steps that their fits take, in order
+    laplace_methods    the knobs that all Laplace methods have, and the steps of their fits, in order
     chosen_weights     the weights that a posterior is over
     selection          which weights to be Bayesian about
     sweep              passes over the data that sum a curvature; `gram_matrix`, the sum of F^T F in pieces
@@ -13,16 +12,14 @@
     evidence_choice    the evidence's choice, which validation rows overrule where they can tell
     output_draws       draws of outputs for the search on validation rows
     memory             what a structure takes in bytes, and what would fit
-    laplace_state      what the posterior keeps
-    laplace_predictor  predictions of the linearised network
+    laplace_posterior  what the posterior keeps, and predictions of the linearised network
 
 Called by Laplace, LastLayerLaplace and SubnetworkLaplace.
 """
 
 from caveat.engine.laplace.chosen_weights import ChosenWeights, flat_prior
-from caveat.engine.laplace.laplace_knobs import LaplaceKnobs
-from caveat.engine.laplace.laplace_state import LaplaceState
-from caveat.engine.laplace.laplace_steps import (
+from caveat.engine.laplace.laplace_methods import (
+    LaplaceKnobs,
     add_rows,
     check_laplace,
     point_of,
@@ -30,6 +27,7 @@ from caveat.engine.laplace.laplace_steps import (
     sweep_at,
     what_was_done,
 )
+from caveat.engine.laplace.laplace_posterior import LaplaceState
 from caveat.engine.laplace.memory import Structure
 from caveat.engine.laplace.prior_precision import tuned_gaussian
 from caveat.engine.laplace.selection import SubnetworkScore, select_weights

@@ -6,16 +6,14 @@
     fisher_noise             B, row by row
     linearised_network       the linear model: its noise, its offset, its posterior mean
     sampler                  samples in groups, kept as they are made, and marginal variances from them
-    sample_state             what a posterior of samples keeps
-    sample_predictor         predictions from them
+    sample_posterior         what a posterior of samples keeps, and predictions from them
     covariance_temperature   the width that makes validation rows most likely
 
 Called by SampledLaplace, and by SubnetworkLaplace where its score needs marginal variances of all weights.
 """
 
 from caveat.engine.linearised.covariance_temperature import best_temperature
-from caveat.engine.linearised.sample_predictor import SamplePredictor
-from caveat.engine.linearised.sample_state import SampleState
+from caveat.engine.linearised.sample_posterior import SamplePredictor, SampleState
 from caveat.engine.linearised.sampler import (
     NEGLIGIBLE,
     Sampler,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.linearised.jacobian_features import NetworkBlock, NetworkFeatures
-from caveat.engine.linearised.sample_state import SampleState
+from caveat.engine.linearised.sample_posterior import SampleState
 from caveat.engine.linearised.sampler import check_shifts
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper

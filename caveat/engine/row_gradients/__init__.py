@@ -2,16 +2,17 @@
 
     J_n = d f(x_n, w) / d w   for each row n of a batch, from one forward pass and one backward pass per output
 
-`Jacobian` is what others use. A forward pass is watched (`watched_pass`, `use_tape`, `use_record`), each parameter's
-use in it becomes a rule for its gradient of a row (`function_rules`, `norm_rules`; `uses`, `product_uses`, `patches`),
-and where no rule is known the parameter is copied for each row (`plan_search` decides). A `RowPass` is one forward
-pass, ready for cotangents. `winograd` makes 3x3 convolutions faster on a CPU. Called by the Laplace room, by
-LastLayerLaplace to find its layer, and by linearised networks for the diagonal of their curvature.
+`Jacobian` is what others use. A forward pass is watched (`watched_pass`); torch functions that are known
+(`function_rules`) leave a record of how their parameters are used, from which the gradient of each row is made (`uses`,
+`product_uses` for linear layers and convolutions); a parameter of any other function is copied for each row
+(`plan_search` decides). A `RowPass` is one forward pass, ready for cotangents. `winograd` makes 3x3 convolutions faster
+on a CPU. Called by the Laplace room, by LastLayerLaplace to find its layer, and by linearised networks for the diagonal
+of their curvature.
 """
 
 from caveat.engine.row_gradients.jacobian import Jacobian, Plans, RowPass, evenly, one_hot
 from caveat.engine.row_gradients.product_uses import ProductUse
-from caveat.engine.row_gradients.use_tape import Tape
 from caveat.engine.row_gradients.uses import ElementwiseUse
+from caveat.engine.row_gradients.watched_pass import Tape
 
 __all__ = ["ElementwiseUse", "Jacobian", "Plans", "ProductUse", "RowPass", "Tape", "evenly", "one_hot"]

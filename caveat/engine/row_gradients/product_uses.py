@@ -3,10 +3,16 @@
     grad W[o, k] = sum_t g[o, t] a[k, t]      a = inputs, or patches of them; g = the gradient at outputs; t = positions
 
 The whole weight takes one matrix product a row. Chosen entries are gathered and summed, or cut out of such products of
-the outputs concerned: whichever moves less.
+the outputs concerned: whichever moves less. A `Window` makes patches, what the kernel of a convolution meets at each of
+its positions: all of an image, or chosen rows of them,
+
+    output[o, t] = sum_k W[o, k] patches[k, t]      k = channel and offset in the kernel
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -14,10 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from caveat.engine.cost import working_numbers
-from caveat.engine.row_gradients.patches import Window
 from caveat.engine.row_gradients.uses import ChosenEntries, Split, Use
 
-__all__ = ["ProductUse"]
+__all__ = ["ProductUse", "Window"]
 
 # Bytes that could be moved in the time of one multiply-add: what a dense product costs against gathering.
 BYTES_PER_PRODUCT = {"cpu": 0.4, "cuda": 0.08}
@@ -29,7 +34,7 @@ class ProductUse(Use):
 
     inputs: Tensor  # [N, *positions, I] or [N, I, *image], as the function took them
     weight: Tensor
-    convolution: Window | None = None
+    convolution: "Window | None" = None
     first: int = 0
     groups: int = 1
     outputs: int = 0  # how many rows of the weight act here
@@ -129,3 +134,65 @@ class ProductUse(Use):
 def _joined(pieces: list[Tensor], axis: int) -> Tensor:
     """The pieces along an axis; a single one without a copy."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution slides: kernel, stride, padding (before, after) and dilation of each axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> "Window":
+        """The window of torch's arguments: one number for all axes or one for each, padding also by its name."""
+        kernel = tuple(weight.shape[2:])
+        dilations = _each(dilation, len(kernel))
+        if isinstance(padding, str):
+            reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+            pads = tuple((r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach)
+        else:
+            pads = tuple((p, p) for p in _each(padding, len(kernel)))
+        return cls(kernel, _each(stride, len(kernel)), pads, dilations)
+
+    @property
+    def size(self) -> int:
+        """How many numbers one channel of the kernel has."""
+        return math.prod(self.kernel)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """All patches, [N, C * size, T]."""
+        if x.device.type == "cpu" and len(self.kernel) == 2 and all(a == b for a, b in self.padding):
+            pads = tuple(a for a, _ in self.padding)
+            return F.unfold(x, self.kernel, self.dilation, pads, self.stride)
+        # One copy; a GPU's unfold goes image by image.
+        return self._views(x).reshape(len(x), x.shape[1] * self.size, -1)
+
+    def gather(self, x: Tensor, channel: Tensor, offset: Tensor) -> Tensor:
+        """Chosen rows of the patches, given by their channels [s] and offsets in the kernel [s], as [N, s, T]."""
+        order = offset.argsort(stable=True)
+        ends = torch.bincount(offset, minlength=self.size).cumsum(0).tolist()
+        views = self._views(x[:, channel[order]])  # of what is wanted alone: there may be few among many channels
+        places: Iterator[tuple[Any, ...]] = product(*map(range, self.kernel))
+        pieces = [
+            views[(slice(None), slice(start, end), *place)].flatten(2)
+            for place, (start, end) in zip(places, pairwise([0, *ends]), strict=True)
+        ]
+        return torch.cat(pieces, 1)[:, order.argsort()]
+
+    def _views(self, x: Tensor) -> Tensor:
+        """The inputs that each offset in the kernel meets: a view [N, C, *kernel, *positions] of the padded ones."""
+        padded = F.pad(x, [p for pair in reversed(self.padding) for p in pair]) if any(map(any, self.padding)) else x
+        axes = list(zip(padded.shape[2:], padded.stride()[2:], self.kernel, self.stride, self.dilation, strict=True))
+        positions = [(length - d * (k - 1) - 1) // s + 1 for length, _, k, s, d in axes]
+        along_kernel, along_positions = [step * d for _, step, *_, d in axes], [step * s for _, step, _, s, _ in axes]
+        return padded.as_strided(
+            (*padded.shape[:2], *self.kernel, *positions), (*padded.stride()[:2], *along_kernel, *along_positions)
+        )
+
+
+def _each(value: Any, axes: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * axes if len(values) == 1 else values

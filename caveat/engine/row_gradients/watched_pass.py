@@ -4,7 +4,9 @@
     passed.gradients(v)                     at every point, for a cotangent v of the outputs' shape
     passed.uses                             what makes each row's gradient of a parameter from that, with its point
 
-Known parameters are watched by a `Tape`. Any other gets a copy for every row, w_b = w for row b, in a second pass,
+A `Tape` watches the torch functions that the module calls. Those that `function_rules` knows leave a record of what the
+gradient of each row is computed from (`uses`, `product_uses`); any other function that takes a watched parameter makes
+it "unknown". What is unknown gets a copy for every row, w_b = w for row b, in a second pass,
 
     outputs[b] = f(x_b, w_b),     the gradient of row b by itself = the gradient at w_b,
 
@@ -13,20 +15,24 @@ through `torch.func`, or row by row where torch.func cannot.
 
 import contextlib
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from caveat.batches import Inputs, count_rows, map_tensors, tensors
+from caveat.engine.row_gradients.function_rules import RULES
 from caveat.engine.row_gradients.product_uses import ProductUse
-from caveat.engine.row_gradients.use_tape import Tape
-from caveat.engine.row_gradients.uses import Axis, ChosenEntries, Use
+from caveat.engine.row_gradients.uses import Axis, ChosenEntries, NotRowsError, Record, Use
 from caveat.engine.row_gradients.winograd import Winograd
 from caveat.engine.torch_settings import plain_attention, process_lock
 from caveat.network import Network, Params
 
-__all__ = ["Plan", "WatchedPass", "watched_pass"]
+__all__ = ["Plan", "Tape", "WatchedPass", "watched_pass"]
 
 _FILTERS = process_lock()  # of Python's warnings, which are the process's and not a thread's
 
@@ -71,7 +77,7 @@ def watched_pass(
 class WatchedPass:
     """What a forward pass leaves behind."""
 
-    tape: Tape
+    tape: "Tape"
     outputs: Tensor  # [B, ...], without a graph
     results: list[Tensor]  # the outputs with their graph, and again with copies where there are any
     points: list[Tensor]  # where gradients are taken
@@ -119,6 +125,54 @@ class WatchedPass:
         if not isinstance(weight, ProductUse) or weight.convolution is not None or weight.inputs.ndim != 2:
             return ()
         return tuple(use.name for use in uses)
+
+
+class Tape(Record, TorchFunctionMode):
+    """Records every use of the watched parameters while it is active."""
+
+    def __init__(self, watched: dict[int, str], rows: int, axes: Mapping[str, Sequence[Axis]] | None = None) -> None:
+        super().__init__(watched, rows, axes)
+        self.unknown: set[str] = set()
+        self.last: set[str] = set()  # parameters that the last function to take any took
+        self.selects = False  # whether a function picks entries of a tensor that has the rows, and may mix them up
+        self.widest = 0  # numbers in the largest result of any function that has the rows, or rows x positions
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let the function run and record what it does with watched parameters."""
+        result = self._called(func, args, kwargs or {})
+        self.selects |= func is not F.embedding and self._may_select(tensors((args, kwargs)))
+        of_rows = (tensor.numel() for tensor in tensors(result) if self._has_rows(tensor))
+        self.widest = max(self.widest, *of_rows, 0)
+        return result
+
+    def _may_select(self, given: list[Tensor]) -> bool:
+        """Whether one of a function's tensors may be the places or a mask of what it takes from another."""
+        return any(t.ndim and not t.is_floating_point() for t in given) and any(
+            t.is_floating_point() and self._has_rows(t) for t in given
+        )
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        folded = tensor.ndim > 0 and self.rows > 0 and len(tensor) % self.rows == 0
+        return folded or self.rows in tensor.shape[:2]
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        owned = {name for tensor in tensors((args, kwargs)) if (name := self.name(tensor)) is not None}
+        if not owned:
+            return func(*args, **kwargs)
+        rule = RULES.get(func)
+        if rule is not None:
+            with contextlib.suppress(NotRowsError):
+                found = rule(self, func, *args, **kwargs)
+                if found is not None:
+                    self.last = owned
+                    return found
+        result = func(*args, **kwargs)
+        if any(id(tensor) not in self.watched for tensor in tensors(result)):
+            self.unknown |= owned
+            self.last = owned
+        return result
 
 
 @dataclass

@@ -4,10 +4,10 @@
 
     kernels             y = W x for W given by values and places, and the gradient at those places
     substitute          a network with such layers in place of its own
-    weight_layout       where their weights are, in flat tensors and in each whole weight
-    densities           how many weights each layer has, and how many are exchanged as training goes on
+    weight_layout       their weights in flat tensors, and where each is in its whole weight
+    densities           how many weights each layer has, when some are exchanged, and how many
     removal_criteria    which weights of a factorised Gaussian are worth keeping
-    exchange            what an exchange of weights is, and when it happens
+    exchange            what training asks of an exchange of weights
     accounting          operations, parameters and bytes, layer by layer
     batchnorm_folding   BatchNorm as part of the layer before it, for inference
 
@@ -21,16 +21,33 @@ from caveat.engine.sparse.accounting import (
     FlopsByCounts,
     LayerCost,
     Scheme,
+    channel_account,
     flops_by_counts,
     network_account,
+    training_account,
 )
 from caveat.engine.sparse.batchnorm_folding import folded
-from caveat.engine.sparse.densities import Allocation, active_counts, dense_layers, exchange_count, replacement_rate
-from caveat.engine.sparse.exchange import ActiveWeights, Exchange, NoExchange, Schedule, StepBatch
+from caveat.engine.sparse.densities import (
+    Allocation,
+    Schedule,
+    active_counts,
+    default_density,
+    default_interval,
+    dense_layers,
+    exchange_count,
+    replacement_rate,
+)
+from caveat.engine.sparse.exchange import Exchange, NoExchange, StepBatch
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import CRITERIA, Criterion, keep_scores
-from caveat.engine.sparse.substitute import Substitute, left_out, plain_layers, sparse_layers
-from caveat.engine.sparse.weight_layout import WeightLayout, column_indices, weight_name
+from caveat.engine.sparse.substitute import Substitute, left_out, plain_layers, sparse_layers, substitute_and_means
+from caveat.engine.sparse.weight_layout import (
+    ActiveWeights,
+    WeightLayout,
+    column_indices,
+    random_layout,
+    weight_name,
+)
 
 __all__ = [
     "CRITERIA",
@@ -50,7 +67,10 @@ __all__ = [
     "Substitute",
     "WeightLayout",
     "active_counts",
+    "channel_account",
     "column_indices",
+    "default_density",
+    "default_interval",
     "dense_layers",
     "exchange_count",
     "flops_by_counts",
@@ -59,7 +79,10 @@ __all__ = [
     "left_out",
     "network_account",
     "plain_layers",
+    "random_layout",
     "replacement_rate",
     "sparse_layers",
+    "substitute_and_means",
+    "training_account",
     "weight_name",
 ]

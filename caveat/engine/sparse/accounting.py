@@ -13,7 +13,7 @@ times over in training.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -21,10 +21,23 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, count_rows
 from caveat.engine.cost import words
+from caveat.engine.run import Run
 from caveat.engine.sparse.kernels import LayerGeometry
+from caveat.engine.sparse.weight_layout import WeightLayout
 from caveat.network import Network
+from caveat.task import Task
 
-__all__ = ["Account", "Cost", "FlopsByCounts", "LayerCost", "Scheme", "flops_by_counts", "network_account"]
+__all__ = [
+    "Account",
+    "Cost",
+    "FlopsByCounts",
+    "LayerCost",
+    "Scheme",
+    "channel_account",
+    "flops_by_counts",
+    "network_account",
+    "training_account",
+]
 
 FlopsByCounts = Callable[[Mapping[str, int]], float]  # operations of an example, by the number of each layer's weights
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -197,6 +210,23 @@ def flops_by_counts(network: Network, example: Inputs, scheme: Scheme) -> tuple[
         return sum(parts, Cost(others, 3 * others))
 
     return lambda active: total(active).inference_flops, lambda active: total(active).training_flops
+
+
+def training_account(task: Task, layout: WeightLayout, run: Run, scheme: Scheme) -> Account:
+    """What it costs to train and to use the network with the weights of a layout."""
+    return network_account(task.network.to(run.device), task.example(run.device), scheme, layout.counts)
+
+
+def channel_account(task: Task, narrow: Network, run: Run, scheme: Scheme, interval: int) -> Account:
+    """What it costs to train and to use a narrow network, with a pass of the wide one every `interval` steps."""
+    example, wide = task.example(run.device), task.network.to(run.device)
+    few, many = network_account(narrow, example, scheme), network_account(wide, example, scheme)
+    update = sum(row.cost.inference_flops for row in many.rows)
+    rows = [replace(row, cost=now.cost, active=now.weights) for row, now in zip(many.rows, few.rows, strict=True)]
+    rows.append(LayerCost("exchange of channels", 0, 0, Cost(training_flops=3 * update / interval), Cost()))
+    # An exchange has the wide weights and their gradients for a moment.
+    update_bytes = 2 * sum(row.weights for row in many.rows) * narrow.dtype.itemsize
+    return replace(few, rows=tuple(rows), update_bytes=update_bytes)
 
 
 @dataclass(frozen=True)

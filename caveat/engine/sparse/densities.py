@@ -10,12 +10,22 @@ above 1 the layer is full and the others share what is left; the scale is the on
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.substitute import LayerGeometries
 
-__all__ = ["Allocation", "active_counts", "dense_layers", "exchange_count", "replacement_rate"]
+__all__ = [
+    "Allocation",
+    "Schedule",
+    "active_counts",
+    "default_density",
+    "default_interval",
+    "dense_layers",
+    "exchange_count",
+    "replacement_rate",
+]
 
 Allocation = Literal["uniform", "erk"]
 
@@ -65,6 +75,16 @@ def dense_layers(
     return (first,) if geometry is not None and len(geometry.shape) > 2 and len(geometries) > 1 else ()
 
 
+def default_density(weights: int) -> float:
+    """The share of so many weights that is active where nobody says: .05, and more of a network that has few."""
+    return min(0.5, max(0.05, 1000 / weights))
+
+
+def default_interval(steps: int, stop: float) -> int:
+    """Steps from one exchange to the next where nobody says: 100, or fewer for 40 exchanges before a share `stop`."""
+    return max(1, min(100, int(stop * steps) // 40))
+
+
 def replacement_rate(progress: float, initial: float, stop: float) -> float:
     """Share of the active weights to exchange after a share `progress` of training: a half cosine that ends at `stop`.
 
@@ -75,6 +95,24 @@ def replacement_rate(progress: float, initial: float, stop: float) -> float:
             f"a replacement rate of {initial} must be at least 0 and below 1: at 1 an update would empty the layers"
         )
     return initial / 2 * (1 + math.cos(math.pi * progress / stop)) if progress < stop else 0.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When weights are exchanged, and which share of them."""
+
+    interval: int  # steps from one exchange to the next
+    initial: float  # share exchanged at first; it falls as a half cosine
+    stop: float  # share of training after which nothing is exchanged
+    steps: int  # of the whole training
+
+    def rate(self, step: int) -> float:
+        """The share of the weights that is exchanged after this step, counted from 0."""
+        return replacement_rate((step + 1) / self.steps, self.initial, self.stop)
+
+    def due(self, step: int) -> bool:
+        """Whether there is an exchange after this step, counted from 0."""
+        return (step + 1) % self.interval == 0 and self.rate(step) > 0
 
 
 def exchange_count(count: int, size: int, rate: float) -> int:

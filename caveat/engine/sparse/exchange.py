@@ -4,12 +4,9 @@
     after it         exchange.finish(moments)        exchanges, where it is time
 
 Which weights there are (their places, or the channels that they belong to) is the exchange's own affair; what training
-needs of it is this protocol. The exchanges of a training are spaced by a `Schedule`:
-
-    rate(t) = initial / 2 (1 + cos(pi t / stop)),   every `interval` steps, t = the share of training that is over
+needs of it is this protocol. A `Schedule` (`densities`) says when an exchange is due.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,49 +16,10 @@ from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.engine.sparse.accounting import FlopsByCounts
-from caveat.engine.sparse.densities import replacement_rate
-from caveat.engine.sparse.weight_layout import WeightLayout
 from caveat.engine.training import Moments
 from caveat.network import Network, Params
 
-__all__ = ["ActiveWeights", "Exchange", "NoExchange", "Schedule", "StepBatch"]
-
-
-@dataclass(frozen=True)
-class ActiveWeights:
-    """The weights of all sparse layers, one after the other, that training and exchanges change in place."""
-
-    mean: Tensor  # [size]: means of Gaussians, or point weights
-    log_std: Tensor | None = None  # [size]: logarithms of standard deviations; None for points
-
-    def variance(self) -> Tensor | None:
-        """The variance of every weight, [size]; None for points."""
-        return None if self.log_std is None else (2 * self.log_std).exp()
-
-    def new_log_std(self, layout: WeightLayout, new_std: float | None) -> Tensor:
-        """Log standard deviations of weights that are added to each layer, [layers]; its mean unless given."""
-        assert self.log_std is not None
-        parts = [part.mean() for _, part in layout.split(self.log_std.detach().exp())]
-        means = torch.stack(parts).log()
-        return means if new_std is None else torch.full_like(means, math.log(new_std))
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When weights are exchanged, and which share of them."""
-
-    interval: int  # steps from one exchange to the next
-    initial: float  # share exchanged at first; it falls as a half cosine
-    stop: float  # share of training after which nothing is exchanged
-    steps: int  # of the whole training
-
-    def rate(self, step: int) -> float:
-        """The share of the weights that is exchanged after this step, counted from 0."""
-        return replacement_rate((step + 1) / self.steps, self.initial, self.stop)
-
-    def due(self, step: int) -> bool:
-        """Whether there is an exchange after this step, counted from 0."""
-        return (step + 1) % self.interval == 0 and self.rate(step) > 0
+__all__ = ["Exchange", "NoExchange", "StepBatch"]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ The weights of all layers lie one after the other in flat tensors, so that an op
 weights there are see one tensor each. Biases and every other parameter stay as they are, without a posterior.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,15 @@ from caveat.engine.sparse.kernels import Collector, LayerGeometry, Pattern, appl
 from caveat.engine.sparse.weight_layout import WeightLayout, weight_name
 from caveat.network import Network, Params
 
-__all__ = ["LayerGeometries", "SparseLayer", "Substitute", "left_out", "plain_layers", "sparse_layers"]
+__all__ = [
+    "LayerGeometries",
+    "SparseLayer",
+    "Substitute",
+    "left_out",
+    "plain_layers",
+    "sparse_layers",
+    "substitute_and_means",
+]
 
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -256,3 +265,11 @@ class Substitute:
         total = sum(layer.geometry.size for layer in sparse)
         ran = sum(layer.geometry.size for layer in sparse if getattr(layer.pattern, "ran", None) == "sparse")
         return ran / total if total else 0.0
+
+
+def substitute_and_means(network: Network, params: Params, layout: WeightLayout) -> tuple[Substitute, Tensor]:
+    """A network with sparse layers, and its first means [size]: the start's, larger where fewer inputs are added up."""
+    means = layout.gathered({name: params[weight_name(name)] for name in layout.counts})
+    for name, part in layout.split(means):
+        part *= math.sqrt(layout.geometries[name].size / layout.counts[name])
+    return Substitute(network, layout, params), means

@@ -1,5 +1,6 @@
-"""Where the weights of sparse layers are: in flat tensors, one layer after the other, and in each whole weight."""
+"""The weights of sparse layers in flat tensors, one layer after the other, and where each is in its whole weight."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,10 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from caveat.engine.run import Run
 from caveat.engine.sparse.kernels import LayerGeometry, Pattern
 from caveat.network import Params
 
-__all__ = ["WeightLayout", "column_indices", "weight_name"]
+__all__ = ["ActiveWeights", "WeightLayout", "column_indices", "random_layout", "weight_name"]
 
 
 def weight_name(layer: str) -> str:
@@ -98,3 +100,33 @@ class WeightLayout:
         parts = joined.split([self.geometries[name].size for name in self.counts])
         for name, part in zip(self.counts, parts, strict=True):
             yield name, part.view(self.geometries[name].shape)
+
+
+def random_layout(geometries: dict[str, LayerGeometry], counts: dict[str, int], run: Run) -> WeightLayout:
+    """A layout with `counts` weights of each layer, at places drawn from the run's generator."""
+    places = [
+        torch.randperm(geometry.size, generator=run.rng)[: counts[name]].sort().values.int()
+        for name, geometry in geometries.items()
+        if counts[name] < geometry.size
+    ]
+    indices = torch.cat(places) if places else torch.zeros(0, dtype=torch.int32)
+    return WeightLayout(geometries, counts, indices.to(run.device))
+
+
+@dataclass(frozen=True)
+class ActiveWeights:
+    """The weights of all sparse layers, one after the other, that training and exchanges change in place."""
+
+    mean: Tensor  # [size]: means of Gaussians, or point weights
+    log_std: Tensor | None = None  # [size]: logarithms of standard deviations; None for points
+
+    def variance(self) -> Tensor | None:
+        """The variance of every weight, [size]; None for points."""
+        return None if self.log_std is None else (2 * self.log_std).exp()
+
+    def new_log_std(self, layout: WeightLayout, new_std: float | None) -> Tensor:
+        """Log standard deviations of weights that are added to each layer, [layers]; its mean unless given."""
+        assert self.log_std is not None
+        parts = [part.mean() for _, part in layout.split(self.log_std.detach().exp())]
+        means = torch.stack(parts).log()
+        return means if new_std is None else torch.full_like(means, math.log(new_std))

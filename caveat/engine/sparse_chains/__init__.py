@@ -10,8 +10,16 @@
 Called by AEB, MaskedBNN and `deploy`.
 """
 
-from caveat.engine.sparse_chains.draw_state import DrawsPredictor, DrawsState, deployed_state
+from caveat.engine.sparse_chains.draw_state import DrawsPredictor, DrawsState, check_draws, deployed_state
 from caveat.engine.sparse_chains.masked_network import MaskedNetwork, mean_account
 from caveat.engine.sparse_chains.spike_slab import SpikeSlab
 
-__all__ = ["DrawsPredictor", "DrawsState", "MaskedNetwork", "SpikeSlab", "deployed_state", "mean_account"]
+__all__ = [
+    "DrawsPredictor",
+    "DrawsState",
+    "MaskedNetwork",
+    "SpikeSlab",
+    "check_draws",
+    "deployed_state",
+    "mean_account",
+]

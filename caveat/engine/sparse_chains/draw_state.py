@@ -8,19 +8,24 @@ tensors of a draw are named "<draw>/<name>" in the groups "active", "rest" and "
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
+from caveat.engine.chains import DrawChecks
 from caveat.engine.predictors import PIECE_ROWS, Replicas, pick
+from caveat.engine.run import Run
 from caveat.engine.sparse import Substitute
+from caveat.engine.state_checks import check_hyper, check_tensor, learned_hyper
 from caveat.engine.variational import LayerState
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import CorruptFile, State
+from caveat.task import Task
 
-__all__ = ["DrawsPredictor", "DrawsState", "deployed_state"]
+__all__ = ["DrawsPredictor", "DrawsState", "check_draws", "deployed_state"]
 
 _LEARNED = "hyper/"  # in a draw's group "rest", before what the likelihood learned with it
 
@@ -72,6 +77,22 @@ class DrawsState:
             draws.append(LayerState(mean["mean"], active["indices"], active["counts"], others, hyper, slices=stored))
         return cls(tuple(draws), tuple(learned), state["hyper"])
 
+    def check(self, network: Network, count: int) -> None:
+        """Refuse what are not so many draws of a network with few weights."""
+        if len(self.draws) != count:
+            raise CorruptFile(f"there are {len(self.draws)} draws, and the method has {count}")
+        check_hyper(self.hyper, network)
+        for number, (draw, learned) in enumerate(zip(self.draws, self.learned, strict=True)):
+            if learned.keys() != learned_hyper(network, self.hyper).keys():
+                raise CorruptFile(f"draw {number} has learned {sorted(learned)}, which is not what it learns")
+            for name, value in learned.items():
+                like = self.hyper[name]
+                check_tensor(f"rest/{number}/{_LEARNED}{name}", value, like.shape, (torch.float32, torch.float64))
+            try:
+                draw.check(network, learned)
+            except CorruptFile as error:
+                raise CorruptFile(f"draw {number}: {error}") from error
+
 
 def _by_draw(group: Params, count: int) -> list[Params]:
     """The tensors of each draw, by their names in it; those that are common to all draws are left out."""
@@ -89,6 +110,16 @@ def deployed_state(state: State, rng: torch.Generator | None) -> LayerState:
         return LayerState.of(state)
     draws = DrawsState.of(state).draws
     return draws[-1] if rng is None else draws[pick(len(draws), 1, rng)[0]]
+
+
+def check_draws(state: DrawsState, task: Task, run: Run) -> dict[str, Any]:
+    """Whether the draws of a chain have mixed and explain the rows, as json; adds warnings to the run."""
+    checks, count = DrawChecks(task, run), len(state.draws)
+    predictor = DrawsPredictor(state, task.network.to(run.device))
+    outputs, _ = predictor.outputs(checks.x, count, torch.Generator().manual_seed(0))  # each draw once, in order
+    for outputs_of_draw, learned in zip(outputs, state.learned, strict=True):
+        checks.add(outputs_of_draw, learned)
+    return checks.findings(1, {})
 
 
 class DrawsPredictor:

@@ -133,6 +133,8 @@ class MaskedNetwork:
         weights = {name: self.moved[name] for name in self.network.names}
         return likelihood + part.prior_share * (self.task.network.prior.log_prob(weights) + self.noise.log_prior())
 
+    log_smooth = log_joint
+
     def evaluate(self, mask: Tensor, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> tuple[float, Tensor]:
         """The log likelihood with these nodes on, estimated from a batch, and its gradient in their masks."""
         likelihood = torch.zeros((), dtype=torch.float64, device=self.run.device)

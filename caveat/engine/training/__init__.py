@@ -2,9 +2,9 @@
 
     knobs                  `Training`, every knob of the loop in one dataclass
     loop                   the loop itself: batches, precision, ranks, checkpoints, early stopping
+    side_by_side           several loops at the same time on one GPU
     point_training         weights and noise that maximise log p(D, theta)
     arrival                whether weights are at an optimum: what one step along the gradient would still gain
-    prior_as_decay         a Gaussian prior as weight decay
     batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
     temperature_scaling    one number that makes a trained network as sure as it should be
 
@@ -14,14 +14,14 @@ Called by MAP, deep ensembles, SWAG and MC dropout, by the variational methods, 
 from caveat.engine.training.arrival import gain_left, warn_if_no_optimum
 from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics
 from caveat.engine.training.knobs import Training
-from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, steps_per_epoch, total_steps
-from caveat.engine.training.point_training import train_point, warn_if_nothing_was_learned
-from caveat.engine.training.prior_as_decay import weight_decay
+from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
+from caveat.engine.training.point_training import PointTraining, train_point, train_points, warn_if_nothing_was_learned
 from caveat.engine.training.temperature_scaling import fit_temperature
 
 __all__ = [
     "BatchPart",
     "Moments",
+    "PointTraining",
     "Training",
     "Variables",
     "fit_temperature",
@@ -29,10 +29,11 @@ __all__ = [
     "has_batchnorm",
     "optimise",
     "refreshed_statistics",
+    "run_loop",
     "steps_per_epoch",
     "total_steps",
     "train_point",
+    "train_points",
     "warn_if_no_optimum",
     "warn_if_nothing_was_learned",
-    "weight_decay",
 ]

@@ -28,8 +28,19 @@ from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["BatchPart", "Loss", "Moments", "Variables", "optimise", "steps_per_epoch", "total_steps"]
+__all__ = [
+    "BatchPart",
+    "Loop",
+    "Loss",
+    "Moments",
+    "Variables",
+    "optimise",
+    "run_loop",
+    "steps_per_epoch",
+    "total_steps",
+]
 
+OptimizerOf = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]  # of groups with "highest" and "weight_decay"
 Moments = Callable[[Tensor], list[Tensor]]  # the optimiser's moments of a tensor, each shaped as the tensor
 
 
@@ -105,33 +116,36 @@ def optimise(
     moments of a tensor. `training_flops` is the cost of a row, forward and backward, where it is not that of the
     network's own passes.
     """
-    if training.patience and validate is None:
-        raise ValueError(
-            f"Training(patience={training.patience}) stops on validation data: "
-            "give the task validation=0.1, or a loader"
-        )
-    optimizers = _optimizers(variables, training, decay, run)
-    loop = _Loop(task, network, variables, loss, training, run, optimizers, after_step, training_flops)
-    loop.restore()
-    with run.bar(loop.epochs * loop.steps, "batch") as bar:
-        bar.update(loop.epoch * loop.steps)
-        while loop.epoch < loop.epochs and not loop.stale():
-            loop.run_epoch(bar)
-            if after_epoch is not None:
-                after_epoch(loop.epoch)
-            if row_losses is not None and loop.has_record():
-                loop.select(row_losses())
-            elif validate is not None and loop.has_record():
-                loop.record(validate())
-            if run.checkpoint_due():
-                loop.checkpoint()
-    if loop.best:
-        _copy(loop.best, variables.groups())
+    loop = Loop(
+        task,
+        network,
+        variables,
+        loss,
+        training,
+        run,
+        decay=decay,
+        validate=validate,
+        after_epoch=after_epoch,
+        after_step=after_step,
+        training_flops=training_flops,
+        row_losses=row_losses,
+    )
+    run_loop(loop)
     return loop.history
 
 
-class _Loop:
-    """How far training is: the epoch, the optimisers, the best values so far."""
+def run_loop(loop: "Loop") -> None:
+    """Run what is left of a loop."""
+    with loop.run.bar(loop.epochs * loop.steps, "batch") as bar:
+        bar.update(loop.epoch * loop.steps)
+        while not loop.finished:
+            loop.run_epoch(bar)
+            loop.end_epoch()
+    loop.finish()
+
+
+class Loop:
+    """How far training is: the epoch, the optimisers, the best values so far. Arguments are those of `optimise`."""
 
     def __init__(
         self,
@@ -141,13 +155,26 @@ class _Loop:
         loss: Loss,
         training: Training,
         run: Run,
-        optimizers: list[torch.optim.Optimizer],
-        after_step: Callable[[Moments], None] | None,
-        training_flops: float | None,
+        *,
+        decay: dict[str, float] | None = None,
+        validate: Callable[[], float] | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+        after_step: Callable[[Moments], None] | None = None,
+        training_flops: float | None = None,
+        row_losses: Callable[[], Tensor] | None = None,
+        optimizer: OptimizerOf | None = None,
     ) -> None:
+        if training.patience and validate is None:
+            raise ValueError(
+                f"Training(patience={training.patience}) stops on validation data: "
+                "give the task validation=0.1, or a loader"
+            )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
-        self.training, self.run, self.optimizers = training, run, optimizers
-        self.after_step, self.training_flops = after_step, training_flops  # FLOPs of a row: None until measured
+        self.training, self.run = training, run
+        self.optimizers = _optimizers(variables, training, decay, run, optimizer)
+        self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
+        self.training_flops = training_flops  # of a row: None until measured
+        self.row_losses = row_losses
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.epochs = training.epochs_for(self.steps)
         # Epochs from one record of the history to the next: a hundred records say all of a training without a length.
@@ -162,6 +189,28 @@ class _Loop:
         self.best: State = {}
         self.best_losses: Tensor | None = None  # [R], of validation rows at the best epoch so far
         self.shown_at = self.checked_at = 0.0  # when the progress was last shown, and the loss last checked
+        self.restore()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs were run, or validation says that more would not help."""
+        return self.epoch >= self.epochs or self.stale()
+
+    def end_epoch(self) -> None:
+        """What follows on an epoch: the method's own work, validation, a checkpoint where one is due."""
+        if self.after_epoch is not None:
+            self.after_epoch(self.epoch)
+        if self.row_losses is not None and self.has_record():
+            self.select(self.row_losses())
+        elif self.validate is not None and self.has_record():
+            self.record(self.validate())
+        if self.run.checkpoint_due():
+            self.checkpoint()
+
+    def finish(self) -> None:
+        """Return to the best epoch's values, where validation chooses."""
+        if self.best:
+            _copy(self.best, self.variables.groups())
 
     def run_epoch(self, bar: Any) -> None:
         """Make one pass over the training rows."""
@@ -175,7 +224,7 @@ class _Loop:
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
             of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
-                self._set_rate((self.epoch + (step + 0.5) / self.steps) / self.epochs)
+                self._set_rate(self.rate_of(step))
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=True)
                 if len(parts[run.ranks.rank]):
@@ -185,15 +234,17 @@ class _Loop:
                 self._move()
                 bar.update()
         run.ranks.add([total])
+        self.count_epoch(float(total), time.monotonic() - started)
+
+    def count_epoch(self, total: float, seconds: float) -> None:
+        """Take note of an epoch that was run, with the sum of its steps' losses."""
         self.epoch += 1
-        run.gradient_evaluations += 1
-        run.flops += self.task.n * (self.training_flops or 0.0)
-        self._check_finite(float(total), None)
-        rate = self.optimizers[0].param_groups[0]["lr"]
-        seconds = time.monotonic() - started
+        self.run.gradient_evaluations += 1
+        self.run.flops += self.task.n * (self.training_flops or 0.0)
+        self._check_finite(total, None)
+        rate = float(self.optimizers[0].param_groups[0]["lr"])
         if self.has_record():
-            loss = float(total) / self.steps
-            self.history.append({"epoch": self.epoch, "loss": loss, "rate": rate, "seconds": seconds})
+            self.history.append({"epoch": self.epoch, "loss": total / self.steps, "rate": rate, "seconds": seconds})
 
     def has_record(self) -> bool:
         """Whether the history has a record of the present epoch."""
@@ -202,16 +253,9 @@ class _Loop:
     def _backward(self, batch: Batch, parts: tuple[Tensor, ...], rng: torch.Generator, bar: Any) -> Tensor:
         """Add the gradients of this rank's part of a batch; returns its loss, []."""
         x, y = batch
-        if self.channels_last:
-            x = map_tensors(_channels_last, x)
         part = BatchPart.of_rank(parts, self.run.ranks.rank)
-        if self.training_flops is None:
-            weights = self.variables.weights  # only those of the network itself: a method may train others
-            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
-            self.training_flops = 3 * forward_flops(self.network, known, x) / len(y)
-        bfloat16 = self.training.precision == "bfloat16"
-        with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
-            value, outputs = self._loss(x, y, part, rng)
+        self.measure_flops(x, len(y))
+        value, outputs = self.loss_of(batch, part, rng)
         value.backward()
         now = time.monotonic()
         if self.run.device.type == "cpu" or now - self.checked_at > 1:  # reading a number waits for the device
@@ -222,9 +266,22 @@ class _Loop:
             bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.epochs}, {_quality(self, outputs, y)}", refresh=False)
         return value.detach().double()
 
-    def _loss(self, x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def measure_flops(self, x: Inputs, rows: int) -> None:
+        """Find what a row costs, forward and backward, unless it is known."""
+        if self.training_flops is None:
+            weights = self.variables.weights  # only those of the network itself: a method may train others
+            known = {name: t.detach() for name, t in weights.items() if name in self.network.names}
+            self.training_flops = 3 * forward_flops(self.network, known, x) / rows
+
+    def loss_of(self, batch: Batch, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The loss of a part of a batch, [], in the precision and memory format of the knobs, and its outputs."""
+        x, y = batch
+        if self.channels_last:
+            x = map_tensors(_channels_last, x)
+        bfloat16 = self.training.precision == "bfloat16"
         try:
-            return self.loss(x, y, part, rng)
+            with torch.autocast(self.run.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext():
+                return self.loss(x, y, part, rng)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -250,10 +307,14 @@ class _Loop:
         states = (optimizer.state.get(tensor, {}) for optimizer in self.optimizers)
         return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.shape == tensor.shape]
 
-    def _set_rate(self, progress: float) -> None:
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a step of this epoch, as a share of its highest."""
+        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.epochs)
+
+    def _set_rate(self, share: float) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["highest"] * self.training.rate(progress)
+                group["lr"] = group["highest"] * share
 
     def _check_finite(self, loss: float, x: Inputs) -> None:
         if math.isfinite(loss):
@@ -376,10 +437,21 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _optimizers(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run, of_weights: OptimizerOf | None
 ) -> list[torch.optim.Optimizer]:
-    """The optimiser of the weights and, where there are scales, one for these."""
-    optimizers = [_optimizer(variables, training, decay, run)]
+    """The optimiser of the weights and, where they have one of their own or there are scales, others for the rest."""
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, tensor in variables.weights.items():
+        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
+    rate = training.learning_rate
+    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
+    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
+    # The loss has unit curvature in log noise, so its rate does not depend on the network's.
+    noise = [{"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0}] if learned else []
+    if of_weights is None:
+        optimizers = [_optimizer([*groups, *noise], training, decay, run)]
+    else:
+        optimizers = [of_weights(groups), *([torch.optim.Adam(noise, 1e-2, fused=_fused(run))] if noise else [])]
     if variables.scales:
         scales = [{"params": [*variables.scales.values()], "highest": variables.scale_rate}]
         optimizers.append(torch.optim.Adam(scales, variables.scale_rate, fused=_fused(run)))
@@ -387,16 +459,9 @@ def _optimizers(
 
 
 def _optimizer(
-    variables: Variables, training: Training, decay: dict[str, float] | None, run: Run
+    groups: list[dict[str, Any]], training: Training, decay: dict[str, float] | None, run: Run
 ) -> torch.optim.Optimizer:
     rate = training.learning_rate
-    by_decay: dict[float, list[Tensor]] = {}
-    for name, tensor in variables.weights.items():
-        by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
-    groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
-    learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
-    if learned:  # the loss has unit curvature in log noise, so its rate does not depend on the network's
-        groups.append({"params": learned, "highest": max(rate, 1e-2), "weight_decay": 0.0})
     if training.optimizer == "sgd":
         nesterov = training.momentum > 0
         return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))
@@ -413,7 +478,7 @@ def _fused(run: Run) -> bool | None:
     return True if run.device.type == "cuda" else None
 
 
-def _quality(loop: _Loop, outputs: Tensor, y: Tensor) -> str:
+def _quality(loop: Loop, outputs: Tensor, y: Tensor) -> str:
     """The quality of the last batch's predictions, as text for the progress bar."""
     hyper = {name: t.detach() for name, t in loop.variables.hyper.items()}
     prediction = loop.network.likelihood.predictive(outputs.detach().unsqueeze(0), hyper)

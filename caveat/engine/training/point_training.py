@@ -1,6 +1,6 @@
 """Training a point: the weights and the noise that maximise log p(D, theta), from given starting values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
+from caveat.engine.captured_steps import CaptureError
 from caveat.engine.run import Run
 from caveat.engine.training.arrival import warn_if_no_optimum
 from caveat.engine.training.knobs import Training
-from caveat.engine.training.loop import BatchPart, Variables, optimise
-from caveat.engine.training.prior_as_decay import weight_decay
+from caveat.engine.training.loop import BatchPart, Loop, OptimizerOf, Variables, run_loop
+from caveat.engine.training.side_by_side import run_loops_together
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
-from caveat.priors import gaussian_precisions
+from caveat.priors import gaussian_precisions, weight_decay
 from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "train_point", "warn_if_nothing_was_learned"]
+__all__ = ["Forward", "Point", "PointTraining", "train_point", "train_points", "warn_if_nothing_was_learned"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -74,63 +75,118 @@ def train_point(
     if training.epochs == 0:
         params = dict(start["params"])
         return Point(params, task.fitted_hyper(network, params, task.validation), [])
-    trainee = network.with_fixed(start["params"])
-    variables = _variables(trainee, start, run, extra)
-    decay = weight_decay(gaussian_precisions(network.prior, network.params()), task.n)
-    written = _written_buffers(task, network)
-    forward = forward or (lambda trainee, x, part, rng: trainee.training_pass(x))
-    training_pass = torch.compile(forward) if training.compile else forward
+    trained = PointTraining(task, network, start, training, run, forward, after_epoch, extra)
+    run_loop(trained.loop)
+    return trained.point()
 
-    def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        outputs = training_pass(trainee, x, part, rng)
-        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
-        joint = task.log_joint(
-            outputs,
-            y,
-            variables.weights,
-            variables.hyper,
-            batch_rows=part.batch_rows,
-            share=part.prior_share if decay is None else 0.0,
+
+def train_points(
+    task: Task, network: Network, starts: Sequence[State], training: Training, runs: Sequence[Run]
+) -> Iterator[Point]:
+    """Train a point from every start, each in a run of its own: side by side on a GPU, else one after the other."""
+    if len(starts) > 1 and training.epochs != 0 and runs[0].device.type == "cuda":
+        trained = [PointTraining(task, network, start, training, run) for start, run in zip(starts, runs, strict=True)]
+        loops = [each.loop for each in trained]
+        for run in runs:
+            run.restart_clock(1 / len(runs))
+        try:
+            run_loops_together(loops)
+        except CaptureError as error:
+            runs[0].warnings.append(f"{error}: networks are trained one after the other")
+        else:
+            yield from (each.point() for each in trained)
+            return
+    for start, run in zip(starts, runs, strict=True):
+        run.restart_clock()
+        yield train_point(task, network, start, training, run)
+
+
+class PointTraining:
+    """A point that is being trained, and the loop that trains it. Arguments are those of `train_point`."""
+
+    def __init__(
+        self,
+        task: Task,
+        network: Network,
+        start: State,
+        training: Training,
+        run: Run,
+        forward: Forward | None = None,
+        after_epoch: Callable[[int, Variables], None] | None = None,
+        extra: Params | None = None,
+        optimizer: OptimizerOf | None = None,
+    ) -> None:
+        """`optimizer` makes the optimiser of the weights, in the place of the one that the knobs name."""
+        self.task, self.network, self.run = task, network, run
+        trainee = network.with_fixed(start["params"])
+        variables = _variables(trainee, start, run, extra)
+        decay = weight_decay(gaussian_precisions(network.prior, network.params()), task.n)
+        self._written = _written_buffers(task, network)
+        self._owned = {*self._written, *start["params"]}
+        forward = forward or _plain_pass
+        training_pass = torch.compile(forward) if training.compile else forward
+
+        def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+            outputs = training_pass(trainee, x, part, rng)
+            outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+            joint = task.log_joint(
+                outputs,
+                y,
+                variables.weights,
+                variables.hyper,
+                batch_rows=part.batch_rows,
+                share=part.prior_share if decay is None else 0.0,
+            )
+            return -joint / task.n, outputs
+
+        def row_losses() -> Tensor:
+            """With the noise that the validation rows show, which is kept: that of training rows falls to zero."""
+            assert task.validation is not None
+            outputs, targets = task.outputs(trainee, {}, task.validation)
+            hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
+            hyper = network.likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
+            return -network.likelihood.log_prob(outputs, targets, hyper).double()
+
+        def after(epoch: int) -> None:
+            variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
+            run.ranks.average(variables.buffers[name] for name in self._written)
+            if after_epoch is not None:
+                after_epoch(epoch, variables)
+
+        # A path that a method follows, and an optimiser with more than weights in it, go on to their ends.
+        followed = after_epoch is not None or optimizer is not None
+        open_ended = training.epochs is None and not training.patience and not followed
+        self._is_optimum = not followed  # whether that is what training goes for
+        self.loop = Loop(
+            task,
+            network,
+            variables,
+            loss,
+            training,
+            run,
+            decay=decay,
+            validate=None if task.validation is None else lambda: float(row_losses().mean()),
+            after_epoch=after,
+            row_losses=row_losses if open_ended and task.validation is not None else None,
+            optimizer=optimizer,
         )
-        return -joint / task.n, outputs
 
-    def row_losses() -> Tensor:
-        """With the noise that the validation rows show, which is the one kept: that of training rows falls to zero."""
-        assert task.validation is not None
-        outputs, targets = task.outputs(trainee, {}, task.validation)
-        hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
-        hyper = network.likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
-        return -network.likelihood.log_prob(outputs, targets, hyper).double()
+    def point(self) -> Point:
+        """What was trained, once the loop is at its end."""
+        variables, history = self.loop.variables, self.loop.history
+        moved = {name: t for name, t in variables.buffers.items() if name in self._owned}
+        params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
+        hyper = self.task.fitted_hyper(self.network, params, self.task.validation)
+        warn_if_nothing_was_learned(self.task, self.network, params, hyper, self.run)
+        point = Point(params, hyper, history)
+        taken = point.report()["taken_epoch"]
+        if self._is_optimum and taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
+            warn_if_no_optimum(self.task, self.network, params, self.run, f"the point after {taken} epochs of training")
+        return point
 
-    def after(epoch: int) -> None:
-        variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
-        run.ranks.average(variables.buffers[name] for name in written)
-        if after_epoch is not None:
-            after_epoch(epoch, variables)
 
-    open_ended = training.epochs is None and not training.patience and after_epoch is None
-    by_validation = open_ended and task.validation is not None
-    history = optimise(
-        task,
-        network,
-        variables,
-        loss,
-        training,
-        run,
-        decay=decay,
-        validate=None if task.validation is None else lambda: float(row_losses().mean()),
-        after_epoch=after,
-        row_losses=row_losses if by_validation else None,
-    )
-    owned = {*written, *start["params"]}
-    moved = {name: t for name, t in variables.buffers.items() if name in owned}
-    params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
-    point = Point(params, task.fitted_hyper(network, params, task.validation), history)
-    warn_if_nothing_was_learned(task, network, point.params, point.hyper, run)
-    taken = point.report()["taken_epoch"]
-    if taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
-        warn_if_no_optimum(task, network, point.params, run, f"the point after {taken} epochs of training")
-    return point
+def _plain_pass(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
+    return trainee.training_pass(x)
 
 
 def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hyper: Hyper, run: Run) -> None:

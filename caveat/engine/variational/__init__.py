@@ -3,12 +3,10 @@
     minimise  beta / N sum_k KL(q_k || p_k) - 1/N E_q log p(D | theta)
 
     bound                  the divergence, its warm-up, and the noise of a batch
-    layer_start            where training begins: random places, the start's weights at them
     layer_training         training of sparse layers: means and deviations by the bound, or points alone
     weight_exchange        which weights there are, exchanged while they are trained
-    layer_state            what such a posterior keeps: its weights, where they are, a draw of them
-    layer_predictor        predictions through sparse layers, and a module to deploy
-    fit_report             what there is to say of a fit: coverage, costs, warnings
+    layer_posterior        what such a posterior keeps, predictions through sparse layers, and a module to deploy
+    fit_report             what there is to say of a fit: coverage, diagnostics, warnings
     multiplicative_noise   noise with a log-uniform prior
     noisy_training         training under that noise
     units, unit_noise      whole units of a network, and the numbers that multiply them
@@ -18,11 +16,15 @@
 Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by AEB, MaskedBNN and `deploy`.
 """
 
-from caveat.engine.variational.bound import gaussian_kl, warm_up
-from caveat.engine.variational.fit_report import channel_account, layer_info, training_account, warn_if_frozen
-from caveat.engine.variational.layer_predictor import LayerPrediction, LayerPredictor, module_at
-from caveat.engine.variational.layer_start import random_layout, substitute_and_means
-from caveat.engine.variational.layer_state import LayerState
+from caveat.engine.variational.bound import gaussian_kl, kl_weight_for, std_rate_for, warm_up
+from caveat.engine.variational.fit_report import layer_info, std_diagnostics
+from caveat.engine.variational.layer_posterior import (
+    LayerPrediction,
+    LayerPredictor,
+    LayerState,
+    check_layers,
+    module_at,
+)
 from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
@@ -57,8 +59,9 @@ __all__ = [
     "TrainedUnits",
     "UniformDraw",
     "WeightExchange",
-    "channel_account",
+    "check_layers",
     "gaussian_kl",
+    "kl_weight_for",
     "layer_info",
     "log_alpha",
     "log_uniform_kl",
@@ -68,13 +71,11 @@ __all__ = [
     "lognormal_of",
     "module_at",
     "pruned_account",
-    "random_layout",
     "remaining_weights",
     "smaller_layout",
-    "substitute_and_means",
+    "std_diagnostics",
+    "std_rate_for",
     "train_and_prune",
-    "training_account",
     "unit_network",
     "warm_up",
-    "warn_if_frozen",
 ]

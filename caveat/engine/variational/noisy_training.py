@@ -23,14 +23,13 @@ from caveat.engine.training import (
     optimise,
     total_steps,
     warn_if_nothing_was_learned,
-    weight_decay,
 )
 from caveat.engine.variational.bound import check_fine, noise_of_batch
 from caveat.engine.variational.unit_noise import factors_of
 from caveat.engine.variational.units import Units
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Params
-from caveat.priors import gaussian_precisions
+from caveat.priors import gaussian_precisions, weight_decay
 from caveat.task import Task
 
 __all__ = ["NoisyModel", "NoisyTraining", "UniformDraw", "scale_inputs"]
@@ -119,7 +118,7 @@ class NoisyTraining:
         pruned()
         network = self.substitute.network
         hyper = self.task.fitted_hyper(network, {}, self.task.validation)
-        if self.training.epochs:
+        if self.training.epochs != 0:
             warn_if_nothing_was_learned(self.task, network, {}, hyper, self.run)
         return self.substitute.rest(), hyper
 

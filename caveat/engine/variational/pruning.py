@@ -21,7 +21,7 @@ from caveat.engine.channels import (
 )
 from caveat.engine.run import Run
 from caveat.engine.sparse import Account, ActiveWeights, Cost, LayerCost, WeightLayout, plain_layers, weight_name
-from caveat.engine.variational.layer_state import LayerState
+from caveat.engine.variational.layer_posterior import LayerState
 from caveat.engine.variational.layer_training import Trained
 from caveat.engine.variational.unit_noise import UnitFactors, UnitNoise
 from caveat.engine.variational.units import Units

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 
 from caveat.engine.run import Info, Run
-from caveat.engine.sparse import ActiveWeights, Scheme, Substitute, WeightLayout, network_account, sparse_layers
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Scheme,
+    Substitute,
+    WeightLayout,
+    network_account,
+    random_layout,
+    sparse_layers,
+    substitute_and_means,
+    training_account,
+)
 from caveat.engine.training import Training
-from caveat.engine.variational.fit_report import layer_info, training_account
-from caveat.engine.variational.layer_start import random_layout, substitute_and_means
+from caveat.engine.variational.fit_report import layer_info
 from caveat.engine.variational.layer_training import Trained
 from caveat.engine.variational.noisy_training import NoisyModel, NoisyTraining, scale_inputs
 from caveat.engine.variational.pruning import RemainingUnits, pruned_account, pruned_network, remaining_units

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from caveat.engine.chains import RHAT_THRESHOLD, e_bfmi
+from caveat.engine.chains import ESS_NOTHING, RHAT_APART, RHAT_THRESHOLD, e_bfmi
 from caveat.evaluate.diagnosis.evidence import Evidence, Mixing, gather_evidence
 from caveat.posterior import Posterior
 from caveat.rows import Data
@@ -25,10 +25,8 @@ __all__ = ["Diagnosis", "diagnose", "judge"]
 
 Verdict = Literal["trust", "caution", "do not trust"]
 
-RHAT_APART = 1.05  # chains further apart than this are not samples of one posterior
 SHARE_ABOVE = 0.01  # of predictions that may have an R-hat above 1.01
 ESS_PER_CHAIN = 100
-ESS_NOTHING = 10  # so few effective draws a chain say nothing at all
 E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.5
 DIVERGENT_SHARE = 0.01

@@ -187,7 +187,7 @@ def _compare_classes(ours: Predictive, chains: Sequence[Predictive], targets: Te
     for name, values in (("agreement", agreement), ("total_variation", variation)):
         columns |= _with_floor(name, values[0].flatten(), [value.flatten() for value in values[1:]])
     if isinstance(ours, CategoricalPredictive) and targets.shape == p.shape[:-1]:
-        counted = targets.flatten().to(p.device) != ours.ignore_index
+        counted = ours.decisions(targets).flatten().to(p.device) != ours.ignore_index
         columns = {name: column[counted] for name, column in columns.items()}
     return columns
 

@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.nn.modules import activation
 
 from caveat.batches import tensors
+from caveat.files import new_folder
 from caveat.network import Network
 from caveat.predictive import CategoricalPredictive, GaussianPredictive, Kind, Predictive
 from caveat.rows import Rows
-from caveat.storage import FORMAT, State, new_folder, read_json, read_state, settings_digest, write_json, write_state
+from caveat.storage import FORMAT, State, read_json, read_state, settings_digest, write_json, write_state
 
 __all__ = ["ReferenceSet", "activations", "chain_tensors", "identity", "read_reference"]
 

@@ -20,7 +20,7 @@ from caveat.bench import SavedCell, read_cell
 from caveat.evaluate.comparison import UNKNOWN, MeanAndError, over_seeds
 from caveat.evaluate.predictions import file_stem
 from caveat.report.saved.run_folder import Arrays, SavedData, SavedRun, mean_over_data, run_of
-from caveat.storage import read_json
+from caveat.storage import CorruptFile, read_arrays, read_json
 
 __all__ = ["COSTS", "BenchCell", "BenchGroup", "SavedBench", "is_bench", "read_bench"]
 
@@ -91,8 +91,13 @@ class BenchGroup:
         path = self.inputs / data.path.name
         if not path.exists():
             return {}
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        arrays = read_arrays(path, ("rows",))
+        for name, array in arrays.items():
+            if array.shape[:1] != arrays["rows"].shape:
+                raise CorruptFile(
+                    f"{path}: {name} has shape {array.shape}, rows {arrays['rows'].shape}: run bench again"
+                )
+        return arrays
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,17 @@ the other runs is refused here, with its path and what to do, so that tables and
 
 from __future__ import annotations
 
-import json
 import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from caveat.evaluate.comparison import UNKNOWN, MeanAndError, over_conditions
-from caveat.storage import FORMAT
+from caveat.storage import CorruptFile, read_arrays, read_json
 
 __all__ = ["Arrays", "SavedData", "SavedRun", "matched", "mean_over_data", "read", "run_of"]
 
@@ -51,13 +49,9 @@ class SavedData:
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} is missing although metrics.json names it: evaluate this run again")
         try:
-            with self.path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files if key != "samples"}
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{self.path} cannot be read ({error}): it may be cut short; evaluate again") from error
-        missing = [key for key in NEEDED[self.kind, self.role] if key not in arrays]
-        if missing:
-            raise ValueError(f"{self.path} holds no array {', '.join(missing)}, only {', '.join(arrays)}")
+            arrays = read_arrays(self.path, NEEDED[self.kind, self.role], skip=("samples",))
+        except CorruptFile as error:
+            raise CorruptFile(f"{error}; evaluate this run again") from error
         arrays.setdefault("rows", np.arange(self.rows))
         self._check_shapes(arrays)
         return arrays
@@ -136,19 +130,11 @@ def read(folder: str | Path) -> list[SavedRun]:
 
 
 def _read_run(path: Path) -> SavedRun:
-    """Read the run that a metrics.json describes, whether `caveat evaluate` wrote it or a person did."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON, write null")
-
+    """Read the run that a metrics.json describes."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not readable JSON ({error}): it may be cut short; evaluate again") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        version = content.get("format") if isinstance(content, dict) else None
-        raise ValueError(f"{path} has format {version!r}, this version of Caveat reads {FORMAT}: evaluate again")
-    return run_of(content, path)
+        return run_of(read_json(path), path)
+    except CorruptFile as error:
+        raise CorruptFile(f"{error}; evaluate this run again") from error
 
 
 def run_of(content: dict[str, Any], path: Path) -> SavedRun:

@@ -14,7 +14,7 @@ from caveat.engine.run import Run
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 METHODS = {
     "hmc": caveat.HMC(chains=2, length=6, warmup=20, trajectory=0.1),
-    "sgmcmc": caveat.SGMCMC(chains=2, length=6, burn_in=2, learning_rate=0.01),
+    "sgmcmc": caveat.SGMCMC(chains=2, length=6, thin=1, burn_in=2, learning_rate=0.01),
 }
 
 

@@ -14,9 +14,8 @@ def test_a_step_is_that_of_the_equations(with_mass: bool) -> None:
     eta, beta, temperature = 0.02, 0.7, 0.3
     new_momentum = beta * momentum + eta**0.5 * gradient + (2 * (1 - beta) * temperature * mass).sqrt() * noise
     new_position = position + eta**0.5 * new_momentum / mass
-    rng = torch.Generator().manual_seed(1)
-    dynamics = LangevinDynamics(beta, temperature)
-    dynamics.step(position, momentum, gradient, eta, rng, mass if with_mass else None)
+    root = torch.tensor(eta, dtype=torch.float64).sqrt()
+    LangevinDynamics(beta, temperature).step(position, momentum, gradient, root, noise, mass if with_mass else None)
     torch.testing.assert_close(momentum, new_momentum)
     torch.testing.assert_close(position, new_position)
 
@@ -26,5 +25,6 @@ def test_without_momentum_it_is_langevin() -> None:
     noise = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     wanted = position + 0.02 * gradient + (2 * 0.02) ** 0.5 * noise
     momentum = torch.full_like(position, 3.0)  # of which nothing is left
-    LangevinDynamics(0.0, 1.0).step(position, momentum, gradient, 0.02, torch.Generator().manual_seed(1))
+    root = torch.tensor(0.02, dtype=torch.float64).sqrt()
+    LangevinDynamics(0.0, 1.0).step(position, momentum, gradient, root, noise)
     torch.testing.assert_close(position, wanted)

@@ -22,6 +22,8 @@ class Gaussian:
     def log_joint(self, x: object, y: Tensor, part: BatchPart) -> Tensor:
         return -0.5 * (self.curvature * self.moved["z"].square()).sum()
 
+    log_smooth = log_joint
+
     def after_step(self, chain: LangevinChain, batch: object, part: BatchPart) -> None:
         self.squares.append(self.moved["z"].detach().square())
 

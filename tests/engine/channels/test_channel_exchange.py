@@ -12,9 +12,20 @@ from caveat.engine.channels.narrow_networks import narrow_network, sliced_networ
 from caveat.engine.channels.narrowing import KeptChannels, kept_entries, narrow_params
 from caveat.engine.channels.spaces import find_channels
 from caveat.engine.run import Run
-from caveat.engine.sparse import ActiveWeights, Schedule, StepBatch, sparse_layers
+from caveat.engine.sparse import (
+    ActiveWeights,
+    Schedule,
+    StepBatch,
+    random_layout,
+    sparse_layers,
+    substitute_and_means,
+)
 from caveat.engine.training import Moments, steps_per_epoch
-from caveat.engine.variational import LayerPredictor, LayerState, LayerTraining, random_layout, substitute_and_means
+from caveat.engine.variational import (
+    LayerPredictor,
+    LayerState,
+    LayerTraining,
+)
 from caveat.network import Network
 
 

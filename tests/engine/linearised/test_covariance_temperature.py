@@ -13,7 +13,7 @@ import caveat
 from caveat import Network
 from caveat.engine.linearised import covariance_temperature
 from caveat.engine.linearised.covariance_temperature import TEMPERATURES, best_temperature
-from caveat.engine.linearised.sample_state import SampleState
+from caveat.engine.linearised.sample_posterior import SampleState
 from caveat.engine.run import Run
 from caveat.likelihoods import Likelihood
 from caveat.rows import Rows

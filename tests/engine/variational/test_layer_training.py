@@ -13,9 +13,9 @@ import caveat
 from caveat import GaussianPrior, native
 from caveat.engine.run import Run
 from caveat.engine.sparse import Scheme, WeightLayout, sparse_layers
+from caveat.engine.sparse.accounting import training_account
 from caveat.engine.training import BatchPart, Moments
 from caveat.engine.variational.bound import gaussian_kl, noise_of_batch, precisions, warm_up
-from caveat.engine.variational.fit_report import training_account
 from caveat.engine.variational.layer_training import LayerTraining
 from caveat.engine.variational.weight_exchange import WeightExchange
 from tests.engine.variational.training_cases import SIZES, network, rows, short, ssvi, task, watch

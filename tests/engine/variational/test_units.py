@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import caveat
 from caveat.engine.run import Run
 from caveat.engine.sparse import ActiveWeights, Substitute, WeightLayout, sparse_layers
-from caveat.engine.variational.layer_predictor import LayerPredictor, module_at
-from caveat.engine.variational.layer_state import LayerState
+from caveat.engine.variational.layer_posterior import LayerPredictor, LayerState, module_at
 from caveat.engine.variational.layer_training import Trained
 from caveat.engine.variational.noisy_training import scale_inputs
 from caveat.engine.variational.pruning import pruned_network, remaining_units, remaining_weights, smaller_layout

@@ -1,6 +1,9 @@
+import json
+
 import numpy as np
 import pytest
 
+from caveat import CorruptFile
 from caveat.report import read
 
 
@@ -51,21 +54,29 @@ def test_a_run_in_place_of_a_results_folder(classification):
 def test_truncated_metrics(classification):
     path = classification / "map" / "metrics.json"
     path.write_text(path.read_text()[:500])
-    with pytest.raises(ValueError, match=r"map.metrics.json is not readable JSON"):
+    with pytest.raises(ValueError, match=r"map.metrics.json is not a whole file .*; evaluate this run again"):
         read(classification)
 
 
-def test_not_a_number_is_refused(classification):
+def test_an_edited_number_is_refused_with_the_name_of_the_file(classification):
     path = classification / "map" / "metrics.json"
-    path.write_text(path.read_text().replace('"seconds": 3.0', '"seconds": NaN'))
-    with pytest.raises(ValueError, match="NaN is not JSON"):
+    text = path.read_text()
+    accuracy = json.loads(text)["data"][0]["metrics"]["accuracy"]["mean"]
+    assert f'"mean": {accuracy!r}' in text
+    path.write_text(text.replace(f'"mean": {accuracy!r}', '"mean": 0.999'))
+    with pytest.raises(CorruptFile, match=r"map.metrics.json was changed after it was written: .*; evaluate this run"):
+        read(classification)
+    content = json.loads(text)
+    del content["checksum"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(CorruptFile, match=r"map.metrics.json is not a whole file"):
         read(classification)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=2), "has format 2, this version of Caveat reads 1"),
+        (lambda c: c.update(format=2), "has format version 2, this library reads version 1"),
         (lambda c: c.pop("label"), "lacks 'label'"),
         (lambda c: c.update(kind="ranking"), "kind is 'ranking'"),
         (lambda c: c.update(data=[]), "lists no data sets"),
@@ -94,7 +105,7 @@ def test_missing_predictions(classification):
 def test_truncated_predictions(classification):
     path = classification / "swag" / "predictions" / "clean.npz"
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(ValueError, match="it may be cut short"):
+    with pytest.raises(ValueError, match=r"swag.predictions.clean\.npz is cut or damaged .*; evaluate this run again"):
         read(classification)[2].clean.predictions  # noqa: B018
 
 
@@ -102,7 +113,7 @@ def test_pickled_predictions_are_not_opened(classification):
     path = classification / "swag" / "predictions" / "clean.npz"
     arrays = dict(np.load(path))
     np.savez(path, **{**arrays, "extra": np.array([{}] * 120, dtype=object)})
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="cut or damaged"):
         read(classification)[2].clean.predictions  # noqa: B018
 
 

@@ -1,0 +1,233 @@
+"""Steps on a GPU that are recorded once and then replayed, those of several chains or networks side by side.
+
+A step of a small network is hundreds of operations of a few microseconds, and telling the GPU of each takes longer than
+the operation. A CUDA graph holds them all: its replay is one call. The steps of several lanes (a chain, a member of an
+ensemble) are parallel branches of one graph, so that they fill a GPU that one of them leaves half empty. How many lanes
+a graph has is measured: lanes are added while each replay still makes more steps a second.
+
+A lane's rows are resident on the GPU, and each epoch's order of them is sent there at once. A lane's random numbers
+come from a generator of its own that the graph advances as the same step does without one, so a recorded step and one
+that is not recorded are the same step.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from caveat.rows import Batch, Rows
+
+__all__ = ["CaptureError", "CapturedSteps", "Lane", "are_resident", "captured"]
+
+WARM_UP = 3  # rounds before a recording, in which libraries choose their kernels and take their memory
+TIMED = 4  # replays that are timed
+GAIN = 1.05  # by which more lanes must be faster
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What is stepped: `step(batch, number)` moves the tensors `changed` in place, with random numbers of `generators`.
+
+    A step never waits for the GPU, and its tensors have the same shapes every time. The number, [] in float64, is one
+    that changes from step to step, such as the step size.
+    """
+
+    step: Callable[[Batch, Tensor], None]
+    changed: Sequence[Tensor]
+    generators: Sequence[torch.Generator]
+
+
+class CaptureError(RuntimeError):
+    """A step waits for the GPU, for a number that it looks at, say, and so cannot be recorded."""
+
+
+def are_resident(rows: Rows) -> bool:
+    """Whether the rows are tensors that lie on a GPU and were looked at: steps over them can be recorded."""
+    return rows.in_memory and rows.known_finite and rows.indices.device.type == "cuda"
+
+
+def captured(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """A function of a tensor on a GPU, recorded: it takes tensors shaped as `x` and returns new ones."""
+    x = x.clone()
+    graph = torch.cuda.CUDAGraph()
+    outputs: list[Tensor] = []
+
+    def once() -> None:
+        outputs[:] = function(x)
+
+    _warm_up(once, x.device)
+    with torch.cuda.graph(graph):
+        once()
+
+    def replayed(now: Tensor) -> tuple[Tensor, ...]:
+        x.copy_(now)
+        graph.replay()
+        return tuple(output.clone() for output in outputs)
+
+    return replayed
+
+
+def _warm_up(step: Callable[[], None], device: torch.device) -> None:
+    """Call a step a few times on a stream of its own; raises CaptureError if it waits for the GPU."""
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            step()  # compiles, which may wait
+            torch.cuda.set_sync_debug_mode("error")
+            for _ in range(WARM_UP - 1):
+                step()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise CaptureError("a step of this network waits for the GPU, so it cannot be recorded") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.synchronize()
+
+
+class CapturedSteps:
+    """The lanes of a run, stepping through batches out of resident `rows`."""
+
+    def __init__(self, rows: Rows, lanes: Sequence[Lane]) -> None:
+        self._rows, self._lanes = rows, lanes
+        self._recordings: dict[int, _Recording] = {}  # by the size of a batch
+        self.side_by_side = 0  # how many lanes step at the same time; 0 before the first step
+
+    def run(self, batches: Sequence[Tensor], numbers: Tensor) -> None:
+        """Step through batches, positions of rows of every lane [lanes, B], with a number each, [lanes, steps].
+
+        Raises CaptureError, with nothing moved, where a step cannot be recorded.
+        """
+        runs = [list(same) for _, same in groupby(batches, lambda batch: batch.shape[1])]
+        for same in runs:
+            self._record(same[0].shape[1], len(same))
+        first = 0
+        for same in runs:
+            recording = self._recordings[same[0].shape[1]]
+            recording.run(torch.stack(same, 1), numbers[:, first : first + len(same)])
+            first += len(same)
+
+    def _record(self, size: int, steps: int) -> None:
+        """Have graphs for so many steps with batches of a size."""
+        known = self._recordings.get(size)
+        if known is not None and known.capacity >= steps:
+            return
+        recording = _Recording(self._rows, self._lanes, size, steps)
+        self.side_by_side = self.side_by_side or recording.lanes_that_pay()
+        recording.record(self.side_by_side)
+        self._recordings[size] = recording
+
+
+class _Recording:
+    """Graphs of the steps of all lanes, for batches of one size."""
+
+    def __init__(self, rows: Rows, lanes: Sequence[Lane], batch_size: int, capacity: int) -> None:
+        device = rows.indices.device
+        self._rows, self._lanes, self.capacity = rows, lanes, capacity
+        self._order = torch.zeros(len(lanes), capacity, batch_size, dtype=torch.long, device=device)
+        self._numbers = torch.zeros(len(lanes), capacity, dtype=torch.float64, device=device)
+        self._place = torch.zeros(len(lanes), 1, dtype=torch.long, device=device)  # the next step of each lane
+        self._streams = [torch.cuda.Stream(device) for _ in lanes]
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def record(self, side_by_side: int) -> None:
+        """Record graphs of so many lanes each."""
+        count = len(self._lanes)
+        groups = [range(i, min(i + side_by_side, count)) for i in range(0, count, side_by_side)]
+        self._graphs = [self._recorded(group) for group in groups]
+
+    def run(self, order: Tensor, numbers: Tensor) -> None:
+        """Step every lane through its rows, [lanes, steps, B], with a number each, [lanes, steps]."""
+        steps = order.shape[1]
+        self._order[:, :steps] = order.to(self._order.device)
+        self._numbers[:, :steps] = numbers.to(self._numbers)
+        self._place.zero_()
+        for graph in self._graphs:
+            for _ in range(steps):
+                graph.replay()
+
+    def lanes_that_pay(self) -> int:
+        """How many lanes a graph should have: twice as many as long as that makes more steps a second."""
+        count, best, paying, size = len(self._lanes), 0.0, 1, 1
+        while True:
+            try:
+                speed = self._speed(range(size))
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                break
+            if speed < GAIN * best:
+                break
+            best, paying = speed, size
+            if size == count:
+                break
+            size = min(2 * size, count)
+        return paying
+
+    def _speed(self, which: range) -> float:
+        """Steps a second of a graph of these lanes, which are afterwards where they were."""
+        graph = self._recorded(which)
+        before = self._kept(which)
+        graph.replay()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(TIMED):
+            graph.replay()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        self._put_back(which, before)
+        return len(which) * TIMED / seconds
+
+    def _recorded(self, which: range) -> torch.cuda.CUDAGraph:
+        """A graph of one step of each of these lanes, which stay where they are."""
+        before = self._kept(which)
+        offset = torch.cuda.default_generators[self._place.device.index or 0].get_offset()
+        try:
+            _warm_up(lambda: self._step(which), self._place.device)
+            if torch.cuda.default_generators[self._place.device.index or 0].get_offset() != offset:
+                raise CaptureError("the network draws random numbers of its own (dropout), so steps are not recorded")
+        except (CaptureError, torch.OutOfMemoryError):
+            self._put_back(which, before)
+            raise
+        graph = torch.cuda.CUDAGraph()
+        for i in which:
+            for generator in self._lanes[i].generators:
+                graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            self._step(which)
+        torch.cuda.synchronize()
+        self._put_back(which, before)
+        return graph
+
+    def _step(self, which: range) -> None:
+        """One step of each of these lanes, each on a stream of its own."""
+        here = torch.cuda.current_stream()
+        for i in which:
+            self._streams[i].wait_stream(here)
+            with torch.cuda.stream(self._streams[i]):
+                rows = self._order[i].index_select(0, self._place[i])[0]
+                number = self._numbers[i].index_select(0, self._place[i])[0]
+                self._lanes[i].step(self._rows.resident(rows), number)
+                self._place[i].add_(1).remainder_(self.capacity)
+        for i in which:
+            here.wait_stream(self._streams[i])
+
+    def _kept(self, which: range) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of what these lanes change, and the states of their generators."""
+        lanes = self._lanes[which.start : which.stop]
+        values = [tensor.detach().clone() for lane in lanes for tensor in lane.changed]
+        return values, [generator.get_state() for lane in lanes for generator in lane.generators]
+
+    @torch.no_grad()
+    def _put_back(self, which: range, kept: tuple[list[Tensor], list[Tensor]]) -> None:
+        lanes = self._lanes[which.start : which.stop]
+        changed = [tensor for lane in lanes for tensor in lane.changed]
+        generators = [generator for lane in lanes for generator in lane.generators]
+        for tensor, value in zip(changed, kept[0], strict=True):
+            tensor.copy_(value)
+        for generator, state in zip(generators, kept[1], strict=True):
+            generator.set_state(state)

@@ -1,0 +1,187 @@
+"""On a GPU: recorded steps are the steps that they replace, they can be killed, and what cannot be recorded says so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import caveat
+from caveat import SGMCMC, Training
+from caveat.engine import captured_steps
+from caveat.engine.chains import langevin_sampler, parallel_chains
+from caveat.engine.run import Run
+from caveat.engine.training import point_training
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+X = torch.randn(200, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0].mean((1, 2)) > 0).long()
+
+
+def network(*middle: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), *middle, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+
+
+def turned(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Some images mirrored, without a look at a number."""
+    flip = torch.rand(len(x), generator=rng, device=x.device) < 0.5
+    return torch.where(flip[:, None, None, None], x.flip(-1), x)
+
+
+def task(module: nn.Module | None = None, **more: Any) -> caveat.Task:
+    return caveat.Task(module or network(), (X, Y), caveat.Categorical(), **more)
+
+
+def fitted(method: caveat.Method, problem: caveat.Task | None = None, **more: Any) -> caveat.Posterior:
+    return caveat.fit(problem or task(), method, device="cuda", progress=False, **more)
+
+
+CHAINS = {
+    "given": SGMCMC(chains=3, length=3, thin=1, burn_in=2, learning_rate=0.01, batch_size=48),
+    "found": SGMCMC(chains=2, length=2, thin=1, burn_in=4, batch_size=48),
+    "rmsprop": SGMCMC(
+        chains=2, length=3, thin=1, burn_in=2, learning_rate=0.001, preconditioner="rmsprop", batch_size=48
+    ),
+    "augmented": SGMCMC(chains=2, length=3, thin=1, burn_in=2, learning_rate=0.01, batch_size=50, augment=True),
+    "cyclical": SGMCMC(chains=2, length=2, thin=1, burn_in=1, cycle=3, learning_rate=0.01, batch_size=50),
+}
+
+
+@pytest.mark.parametrize("which", CHAINS)
+def test_recorded_chains_are_the_chains(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = task(augment=turned) if which == "augmented" else task()
+    replays: list[int] = []
+    run = captured_steps.CapturedSteps.run
+    monkeypatch.setattr(captured_steps.CapturedSteps, "run", lambda self, *a: (replays.append(1), run(self, *a)))
+    recorded = fitted(CHAINS[which], problem)
+    assert replays
+    monkeypatch.setattr(langevin_sampler, "are_resident", lambda rows: False)
+    replays.clear()
+    plain = fitted(CHAINS[which], problem)
+    assert not replays
+    for name, value in plain.state["params"].items():
+        torch.testing.assert_close(recorded.state["params"][name], value, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("which", ["given", "found", "rmsprop"])
+def test_a_killed_recorded_chain_goes_on_as_the_same_chain(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fitted(CHAINS[which])
+    checkpoint = Run.checkpoint
+
+    def killed(self: Run, *given: Any) -> None:
+        checkpoint(self, *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    monkeypatch.setattr(Run, "checkpoint", killed)
+    for _ in range(CHAINS[which].plan(200, 128).epochs):
+        with pytest.raises(KeyboardInterrupt):
+            fitted(CHAINS[which], folder=tmp_path / "p")
+    monkeypatch.setattr(Run, "checkpoint", checkpoint)
+    resumed = fitted(CHAINS[which], folder=tmp_path / "p")
+    for name, value in whole.state["params"].items():
+        torch.testing.assert_close(resumed.state["params"][name].to(value), value, rtol=1e-4, atol=1e-5)
+
+
+def test_fast_passes_of_chains_give_about_the_same() -> None:
+    plain = fitted(SGMCMC(chains=2, length=2, thin=1, burn_in=1, learning_rate=0.001, batch_size=50))
+    fast = SGMCMC(
+        chains=2,
+        length=2,
+        thin=1,
+        burn_in=1,
+        learning_rate=0.001,
+        batch_size=50,
+        precision="bfloat16",
+        channels_last=True,
+        compile=True,
+    )
+    for name, value in fitted(fast).state["params"].items():
+        torch.testing.assert_close(value, plain.state["params"][name], rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("module", [network(), nn.Sequential(nn.Flatten(), nn.Linear(192, 2))], ids=["conv", "flat"])
+def test_the_recorded_gradient_of_hmc_is_its_gradient(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = caveat.HMC(chains=2, length=4, warmup=0, step_size=0.02, trajectory=0.1, splits=2)
+    recorded = fitted(method, task(module))
+
+    def refused(*given: Any) -> None:
+        raise captured_steps.CaptureError("not now")
+
+    monkeypatch.setattr(parallel_chains, "captured", refused)
+    plain = fitted(method, task(module))
+    assert any("not now" in warning for warning in plain.info.warnings)
+    for name, value in plain.state["params"].items():
+        torch.testing.assert_close(recorded.state["params"][name], value, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(epochs=6, batch_size=48),
+        Training(epochs=6, batch_size=48, optimizer="sgd", learning_rate=0.05, clip=1.0),
+        Training(epochs=12, batch_size=50, learning_rate=0.05, patience=2),
+    ],
+    ids=["adam", "sgd", "patience"],
+)
+def test_members_side_by_side_are_those_trained_alone(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = task(network(nn.BatchNorm2d(8)), validation=0.2, augment=turned)
+    method = caveat.DeepEnsemble(members=3, training=training)
+    together = fitted(method, problem)
+
+    def refused(loops: Any) -> None:
+        raise captured_steps.CaptureError("not now")
+
+    monkeypatch.setattr(point_training, "run_loops_together", refused)
+    alone = fitted(method, problem)
+    assert any("not now" in warning for warning in alone.info.warnings)
+    assert together.info.gradient_evaluations == alone.info.gradient_evaluations
+    assert together.info.flops == pytest.approx(alone.info.flops)
+    for name, value in alone.state["params"].items():
+        torch.testing.assert_close(together.state["params"][name], value, rtol=1e-2, atol=2e-3)
+
+
+def test_an_ensemble_killed_side_by_side_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = caveat.DeepEnsemble(members=2, training=Training(epochs=4, batch_size=50))
+    whole = fitted(method)
+    checkpoint, count = Run.checkpoint, 0
+
+    def killed(self: Run, *given: Any) -> None:
+        nonlocal count
+        checkpoint(self, *given)
+        count += 1
+        if count == 3:  # one member is an epoch ahead
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    monkeypatch.setattr(Run, "checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(method, folder=tmp_path / "p")
+    resumed = fitted(method, folder=tmp_path / "p")
+    for name, value in whole.state["params"].items():
+        torch.testing.assert_close(resumed.state["params"][name].to(value), value, rtol=1e-3, atol=1e-4)
+
+
+class Waits(nn.Module):
+    """Looks at a number, for which the host waits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if float(x.abs().max()) > 1e6 else x
+
+
+def test_what_cannot_be_recorded_is_said_and_done_all_the_same() -> None:
+    waits = fitted(CHAINS["given"], task(network(Waits())))
+    assert any("waits for the GPU" in warning for warning in waits.info.warnings)
+    plain = fitted(CHAINS["given"])
+    for name, value in plain.state["params"].items():
+        other = {"3.weight": "4.weight"}.get(name, name)
+        if value.shape == waits.state["params"].get(other, value[:0]).shape:
+            torch.testing.assert_close(waits.state["params"][other], value, rtol=1e-3, atol=2e-4)
+    dropout = caveat.DeepEnsemble(members=2, training=Training(epochs=2))
+    said = fitted(dropout, task(network(nn.Dropout(0.5)))).info.warnings
+    assert any("random numbers of its own" in warning for warning in said)
