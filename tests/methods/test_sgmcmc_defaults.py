@@ -94,8 +94,8 @@ def test_rows_are_augmented_only_where_it_is_asked_for_and_then_said() -> None:
     assert calls == [50] * 18, "three batches an epoch, of two chains; curvatures are those of the rows as they are"
     assert any("the posterior of no likelihood" in warning for warning in used.info.warnings)
     assert not torch.equal(left_out.state["params"]["weight"], used.state["params"]["weight"])
+    plain = caveat.Task(nn.Linear(1, 1), (x, y), caveat.Gaussian(noise=0.1))
     with pytest.raises(ValueError, match="give the task augment="):
-        plain = caveat.Task(nn.Linear(1, 1), (x, y), caveat.Gaussian(noise=0.1))
         caveat.fit(plain, SGMCMC(2, 2, 1, 1, batch_size=50, augment=True), progress=False)
     with pytest.raises(ValueError, match="give batch_size"):
         SGMCMC(augment=True)
