@@ -1,10 +1,9 @@
 """A posterior: what a fit found, and what it is for. Predict from it, sample it, save it, load it."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat import likelihoods, priors
-from caveat.batches import Inputs, count_rows, first_not_finite, move, slices
+from caveat.batches import Inputs, as_inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
@@ -25,7 +24,7 @@ from caveat.engine.state_checks import check_finite, check_like, check_names
 from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
-from caveat.network import Network, Params, unwrapped, without_autocast
+from caveat.network import Network, Params, copied, unwrapped, without_autocast
 from caveat.predictive import Predictive
 from caveat.rows import Data, Rows
 from caveat.storage import (
@@ -160,11 +159,16 @@ class Posterior:
 
     def _checked(self, x: Inputs) -> Inputs:
         """The inputs, once it is known that the network can take them."""
-        x = tuple(x) if isinstance(x, list) else x
+        given, x = x, as_inputs(x, self.network.input_dtype)
         if not tensors_in(x):
+            advice = (
+                "call the tokenizer with return_tensors='pt' and padding=True"
+                if isinstance(given, Mapping)
+                else "make a tensor of it; evaluate(...) reads loaders"
+            )
             raise TypeError(
-                f"predict takes inputs as the module does, a tensor or a dict or tuple of tensors, not a "
-                f"{type(x).__name__}: use torch.from_numpy(x).float() for an array; evaluate(...) reads loaders"
+                f"predict takes inputs as the module does, a tensor or array or a dict or tuple of them, not a "
+                f"{type(given).__name__}{' of other things' * isinstance(given, Mapping)}: {advice}"
             )
         if not any(tensor.ndim for tensor in tensors_in(x)):
             raise ValueError(f"the inputs have no axes: {BATCH_AXIS}")
@@ -250,7 +254,7 @@ def load(
     classes = list(classes)
     described = _described(content, groups["described"], classes)
     names = set(content.names)
-    module = copy.deepcopy(unwrapped(model))
+    module = copied(unwrapped(model))
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     missing = names - {name for name, _ in module.named_parameters()}

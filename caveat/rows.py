@@ -5,6 +5,7 @@ Reading rows does not move the global random state, unless the data set itself d
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -29,8 +30,8 @@ class Rows:
     """A data set read by index, as (inputs, targets) batches.
 
     Args:
-        data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must be a plain
-            one), a map-style data set of (input, target) pairs, or a pair of tensors.
+        data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must take each
+            row once), a map-style data set of (input, target) pairs, or a pair of tensors.
         needs_targets: whether rows without targets are an error.
     """
 
@@ -84,11 +85,11 @@ class Rows:
 
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:
         """One batch for each tensor of positions in `order`."""
-        chosen = [self.indices[positions.to(self.indices.device)] for positions in order]
+        chosen = [self.indices.index_select(0, positions.to(self.indices.device)) for positions in order]
         device = torch.device(device)
         if self.in_memory:
             for rows in chosen:
-                yield self._checked(tuple(t[rows] for t in self.dataset.tensors), rows, device)
+                yield self._checked(tuple(_taken(t, rows) for t in self.dataset.tensors), rows, device)
             return
         # Making an iterator draws a seed for the workers: not from the global random state, which stays as it is, but
         # depending on its seed, so that augmentation in workers changes when training seeds an epoch.
@@ -109,7 +110,7 @@ class Rows:
 
     def _checked(self, batch: Any, rows: Tensor, device: torch.device) -> Batch:
         x, y = _split_batch(batch, self.needs_targets)
-        if y.ndim == 0 or len(y) != len(rows):
+        if y.ndim == 0 or y.shape[0] != rows.shape[0]:
             raise ValueError(
                 f"a batch of {len(rows)} rows came with targets of shape {tuple(y.shape)}: give one to each row"
             )
@@ -165,6 +166,11 @@ class Rows:
         return digest.hexdigest()
 
 
+def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The rows of a tensor: quicker than by brackets, which take an index from another device as well."""
+    return tensor.index_select(0, rows) if tensor.device == rows.device else tensor[rows]
+
+
 def _spread(n: int, count: int) -> Tensor:
     """At most `count` positions spread evenly over n."""
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
@@ -194,14 +200,37 @@ def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
         return None, size
     if isinstance(sampler, samplers.SubsetRandomSampler):
         return torch.as_tensor(sampler.indices, dtype=torch.long).sort().values, size
-    shuffled = isinstance(sampler, samplers.RandomSampler) and not sampler.replacement
     rows: Any = loader.dataset
-    if (shuffled or isinstance(sampler, samplers.SequentialSampler)) and len(sampler) == len(rows):
+    if _takes_each_row_once(sampler, len(rows)):
         return None, size
     raise ValueError(
         f"the loader's {type(sampler).__name__} weights, repeats or leaves out rows, and a posterior needs each row "
         "once: pass the data set itself, or a torch.utils.data.Subset of it"
     )
+
+
+def _takes_each_row_once(sampler: Any, n: int) -> bool:
+    """Whether a sampler of rows or of batches of them stands for n rows, each once, in whatever order.
+
+    One that is not known is read once. Random numbers that it takes from torch's global generator or from one of its
+    own are put back.
+    """
+    if isinstance(sampler, samplers.SequentialSampler):
+        return len(sampler) == n
+    if isinstance(sampler, samplers.RandomSampler):
+        return not sampler.replacement and len(sampler) == n
+    own = getattr(sampler, "generator", None)
+    state = own.get_state() if isinstance(own, torch.Generator) else None
+    counts = torch.zeros(n, dtype=torch.long)
+    with torch.random.fork_rng(devices=[]):
+        for rows in itertools.islice(sampler, n + 1):
+            taken = torch.as_tensor(rows, dtype=torch.long).reshape(-1)
+            if not len(taken) or int(taken.min()) < 0 or int(taken.max()) >= n:
+                break
+            counts.index_add_(0, taken, torch.ones_like(taken))
+    if isinstance(own, torch.Generator) and state is not None:
+        own.set_state(state)
+    return bool((counts == 1).all())
 
 
 def _split_batch(batch: Any, needs_targets: bool) -> Batch:
@@ -229,6 +258,11 @@ def _as_inputs(x: Any) -> Inputs:
 
 
 def _as_targets(y: Any) -> Tensor:
+    if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
+        raise ValueError(
+            f"the targets are words ({', '.join(map(repr, dict.fromkeys(y[:3])))}), and a likelihood takes numbers: "
+            "name the classes, classes = sorted(set(labels)), and give each row classes.index(label)"
+        )
     try:
         return torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -251,9 +251,10 @@ class _PosteriorWidth:
 
     Draws of a posterior N(mean, (H + P)^-1), H the curvature of -log p(D | theta) and P that of the prior, fit the rows
     worse than its mean by tr(H (H + P)^-1) / 2 = d / 2 on average. The trace d is the number of directions that the
-    rows determine: at most that of the weights, and at most one for each output of each row. An output counts by the
-    information that it has (its Fisher information) against that of a network which says nothing: a row that is
-    classified with certainty determines nothing.
+    rows determine: at most the number D of weights, and at most n, one for each output of each row. Here it is
+    D n / (D + n), near the smaller of the two, and half of it where they are alike. An output counts by the information
+    that it has (its Fisher information) against that of a network which says nothing: a row that is classified with
+    certainty determines nothing.
     """
 
     def __init__(self, task: Task, network: Network, centre: Params, hyper: Hyper, rows: int = 2000) -> None:
@@ -266,7 +267,8 @@ class _PosteriorWidth:
         )
         share = (information / most.clamp_min(1e-30)).clamp(max=1).mean()
         numbers = task.n * outputs[0].numel() * float(share)
-        self.directions = min(float(sum(centre[name].numel() for name in network.names)), numbers)
+        weights = sum(centre[name].numel() for name in network.names)
+        self.directions = weights * numbers / (weights + numbers)
 
     def scale(self, gaussian: "PathGaussian", run: Run) -> float:
         """The scale at which draws fit worse than the centre by half a unit for each direction."""
@@ -276,6 +278,7 @@ class _PosteriorWidth:
         # The loss of a draw is a sum over weights: of few weights it takes more draws to know its mean.
         draws = min(64, max(8, 2000 // sum(value.numel() for value in gaussian.variance.values())))
         best, log_scale = self._fit(self.centre), 0.0
+        low, high = -math.inf, math.inf  # between them is the scale, once both are found
         for _ in range(20):
             rng = torch.Generator().manual_seed(run.seed)  # the same draws but for their scale
             fits = (self._fit(gaussian.draw(math.exp(log_scale), rng)) for _ in range(draws))
@@ -284,7 +287,10 @@ class _PosteriorWidth:
             ratio = min(16.0, max(1 / 16, 0.5 * self.directions / max(loss, 1e-30)))
             if abs(math.log(ratio)) < 0.05:
                 return math.exp(log_scale)
-            log_scale += 0.7 * math.log(ratio)  # less than a quadratic loss asks for: others grow faster
+            low, high = (log_scale, high) if ratio > 1 else (low, log_scale)
+            log_scale += math.log(ratio)  # right at once where the loss is quadratic
+            if not low < log_scale < high:
+                log_scale = (low + high) / 2
         run.warnings.append(
             f"no scale makes draws fit the training rows worse than their mean by {self.directions / 2:.3g}, as those "
             f"of a posterior would; {math.exp(log_scale):.3g} comes near: give scale, or another learning_rate"

@@ -1,5 +1,6 @@
 """SG-MCMC as it comes, without a learning rate: closed-form posteriors, learned noise, and warnings from `fit`."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -66,3 +67,35 @@ def test_few_rows_get_as_many_steps_as_many_do() -> None:
     assert (some.batch, some.steps, some.burn_in, some.thin) == (128, 16, 125, 4)
     assert (many.steps, many.burn_in, many.thin) == (391, 100, 1)
     assert SGMCMC(batch_size=10).plan(100, 128).batch == 10
+
+
+def test_batchnorm_keeps_its_statistics_and_says_so() -> None:
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    task = caveat.Task(module, (x, (x[:, 0] > 0).long()), caveat.Categorical())
+    posterior = caveat.fit(task, SGMCMC(1, 2, 1, 1), progress=False)
+    assert any("filter response normalisation" in warning for warning in posterior.info.warnings)
+    assert posterior.predict(x).samples.shape == (2, 20, 2)
+
+
+def test_rows_are_augmented_only_where_it_is_asked_for_and_then_said() -> None:
+    x, y = line()
+    calls = []
+
+    def shifted(rows: Tensor, rng: torch.Generator) -> Tensor:
+        calls.append(len(rows))
+        return rows + 0.1 * torch.randn(rows.shape, generator=rng)
+
+    task = caveat.Task(nn.Linear(1, 1), (x, y), caveat.Gaussian(noise=0.1), augment=shifted)
+    left_out = caveat.fit(task, SGMCMC(2, 2, 1, 1, batch_size=50), progress=False)
+    assert not calls
+    assert any("augment= is not used" in warning for warning in left_out.info.warnings)
+    used = caveat.fit(task, SGMCMC(2, 2, 1, 1, batch_size=50, augment=True), progress=False)
+    assert calls == [50] * 18, "three batches an epoch, of two chains; curvatures are those of the rows as they are"
+    assert any("the posterior of no likelihood" in warning for warning in used.info.warnings)
+    assert not torch.equal(left_out.state["params"]["weight"], used.state["params"]["weight"])
+    plain = caveat.Task(nn.Linear(1, 1), (x, y), caveat.Gaussian(noise=0.1))
+    with pytest.raises(ValueError, match="give the task augment="):
+        caveat.fit(plain, SGMCMC(2, 2, 1, 1, batch_size=50, augment=True), progress=False)
+    with pytest.raises(ValueError, match="give batch_size"):
+        SGMCMC(augment=True)

@@ -276,8 +276,8 @@ class HamiltonianSampler:
             f"the warm-up found a step size of {self.step_size:.2g}, at which every draw would take {self.steps:,} "
             "leapfrog steps: the posterior is far narrower than the prior in some direction, as it is where inputs or "
             f"targets are large{self._size_of_inputs()}. Standardise the inputs, and the targets by "
-            "Gaussian(standardise=True); "
-            "otherwise give a shorter trajectory, mass='diagonal', or a step_size to go on with nevertheless"
+            "Gaussian(standardise=True); otherwise give a shorter trajectory, mass='diagonal', or a step_size to go on "
+            "with nevertheless"
         )
 
     def _size_of_inputs(self) -> str:

@@ -170,8 +170,9 @@ class LangevinChain:
                 self.target.after_step(self, batch, part)
         run.ranks.add([total])
         self.epoch += 1
-        run.gradient_evaluations += 1
-        run.flops += self.task.n * self.target.flops()
+        passes = 1 + self.search.cost(range(self.step - self.steps, self.step))
+        run.gradient_evaluations += passes
+        run.flops += passes * self.task.n * self.target.flops()
         loss = -float(total) / self.steps / self.task.n
         self._check_finite(loss)
         self.history.append({"epoch": self.epoch, "loss": loss, "seconds": time.monotonic() - started})

@@ -117,7 +117,9 @@ class LangevinSampler:
             while self.epoch < self.plan.epochs:
                 if not (self._captures and self._captured_epoch()):
                     self.chains.each(self._one_epoch)
-                self.chains.count_cost(self.chains.count)
+                first = self.epoch * self.plan.steps
+                search = self.search.cost(range(first, first + self.plan.steps))
+                self.chains.count_cost((1 + search) * self.chains.count)
                 drawn = self.plan.epoch_of(self.taken) == self.epoch
                 if drawn or self.epoch % 10 == 0:
                     self._check()

@@ -26,6 +26,7 @@ from caveat.engine.cost import forward_flops, free_bytes
 from caveat.engine.distributed import Ranks
 from caveat.likelihoods import Categorical, Hyper
 from caveat.network import Network, Params
+from caveat.priors import gaussian_precisions
 from caveat.rows import Batch, Rows
 
 __all__ = ["LogPosterior", "PassSettings", "RowPieces", "vmap_takes"]
@@ -156,6 +157,7 @@ class LogPosterior:
         self._perceptron: Perceptron | None = None
         self._labels_only = False  # whether the likelihood is a plain softmax at labels that all count
         self._leaves = self._tied() if self._tied_copy else self._stacked()
+        self._precision = self._prior_precision()
 
     @staticmethod
     def can_use_perceptron(network: Network, rows: Rows) -> bool:
@@ -176,6 +178,14 @@ class LogPosterior:
         self._labels_only = self.is_softmax_at_labels(self.network, rows)
         views = (self.coordinates.split(flat) for flat in (self._weights, self._gradient))
         self._perceptron = Perceptron(self._copy.module, *views)
+
+    def _prior_precision(self) -> Tensor | None:
+        """The precisions of independent normal weights, flat and in float64; None under another prior."""
+        weights = {name: weight.double() for name, weight in self.network.params().items()}
+        precisions = gaussian_precisions(self.network.prior, weights)
+        if precisions is None:
+            return None
+        return torch.cat([precisions[name].expand(weight.shape).flatten() for name, weight in weights.items()])
 
     def _tied(self) -> Params:
         """The parameters of the module's copy, made views of the flat weights, and their gradients of the flat one."""
@@ -307,6 +317,9 @@ class LogPosterior:
 
     def log_prior(self, position: Tensor) -> Tensor:
         """The normalised log prior density of weights and noise at positions [chains, P], [chains] in float64."""
+        if self._precision is not None and "hyper/log_noise" not in self.coordinates.places:
+            squares = self.coordinates.weights(position).double().square_()
+            return -0.5 * (squares @ self._precision - (self._precision / (2 * math.pi)).log().sum())
         densities = []
         for z, flat in zip(
             self.coordinates.whitened(position), self.coordinates.weights(position).double(), strict=True

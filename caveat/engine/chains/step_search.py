@@ -45,7 +45,7 @@ class StepSearch:
 
     def __init__(self, given: float | None, momentum: float, rows: int, batch: int, burn_in_steps: int) -> None:
         """`given` is a step size that is used as it is; `batch` of the `rows` are seen by a step."""
-        self.given, self.burn_in_steps = given, burn_in_steps
+        self.given, self.burn_in_steps, self.all_rows = given, burn_in_steps, rows
         self.allowed = STEEPNESS * 2 * (1 + momentum)  # of eta lambda
         if batch < rows:
             self.allowed = min(self.allowed, BATCH_HEAT * 2 * (1 - momentum) * batch / (rows - batch))
@@ -77,6 +77,11 @@ class StepSearch:
             self.curvature[which] = torch.maximum(found, FORGETTING * known)
         else:
             self.curvature[which] = torch.where(found > TOLERANCE * known, found, known)
+
+    def cost(self, steps: range) -> float:
+        """Gradients of all rows that measurements before these steps take, of one chain."""
+        iterations = (FIRST_ITERATIONS if step == 0 else 1 for step in steps if self.due(step))
+        return sum(1 + n for n in iterations) * self.rows / self.all_rows
 
     @property
     def step_size(self) -> Tensor:

@@ -98,11 +98,7 @@ class LaplaceKnobs(Method):
         """Refuse knobs that this task, whose network has such outputs, cannot be given."""
         network = task.network
         kind = type(network.likelihood).__name__
-        if network.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"a Laplace approximation needs weights in float32 or float64, and these are {network.dtype}: use "
-                "module.float(), and arithmetic='bfloat16' for speed"
-            )
+        network.check_precision("a Laplace approximation", "use module.float(), and arithmetic='bfloat16' for speed")
         if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
             raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
         if self.prediction == "bridge" and outputs.ndim != 2:

@@ -55,8 +55,8 @@ class BatchPart:
     @classmethod
     def of_rank(cls, shares: tuple[Tensor, ...], rank: int) -> "BatchPart":
         """The part of one rank, given the rows of every rank; ranks that have rows share the prior evenly."""
-        occupied = sum(len(share) > 0 for share in shares)
-        return cls(sum(map(len, shares[:rank])), sum(map(len, shares)), 1 / occupied)
+        counts = [share.shape[0] for share in shares]
+        return cls(sum(counts[:rank]), sum(counts), 1 / sum(count > 0 for count in counts))
 
 
 class Loss(Protocol):
@@ -217,24 +217,37 @@ class Loop:
         run, started = self.run, time.monotonic()
         seed = int(torch.randint(2**62, (), generator=run.rng))
         order = torch.randperm(self.task.n, generator=torch.Generator().manual_seed(seed)).tensor_split(self.steps)
-        shares = [positions.tensor_split(run.ranks.size) for positions in order]
+        alone = run.ranks.size == 1
+        shares = [(positions,) if alone else positions.tensor_split(run.ranks.size) for positions in order]
         batches = self.rows.batches([part for s in shares if len(part := s[run.ranks.rank])], run.device)
         total = torch.zeros((), dtype=torch.float64, device=run.device)
+        on_cpu, read = run.device.type == "cpu", 0.0  # on a CPU losses are summed as numbers, which takes no calls
         with seeded(seed + run.ranks.rank, run.device):  # for randomness inside the module, such as dropout
             shared = torch.Generator(run.device).manual_seed(seed)  # noise of whole batches, the same on all ranks
             of_rank = torch.Generator(run.device).manual_seed(seed + run.ranks.size + run.ranks.rank)
             for step, parts in enumerate(shares):
                 self._set_rate(self.rate_of(step))
-                for optimizer in self.optimizers:
-                    optimizer.zero_grad(set_to_none=True)
-                if len(parts[run.ranks.rank]):
+                self._forget_gradients()
+                if parts[run.ranks.rank].shape[0]:
                     x, y = next(batches)
                     x = x if self.task.augment is None else self.task.augment(x, of_rank)
-                    total += self._backward((x, y), parts, shared, bar)
+                    value = self._backward((x, y), parts, shared, bar)
+                    if on_cpu:
+                        read += value.item()
+                    else:
+                        total += value.double()
                 self._move()
                 bar.update()
+        total += read
         run.ranks.add([total])
         self.count_epoch(float(total), time.monotonic() - started)
+
+    def _forget_gradients(self) -> None:
+        """As `zero_grad` does, without what it reports to a profiler, which a small network's step would notice."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    tensor.grad = None
 
     def count_epoch(self, total: float, seconds: float) -> None:
         """Take note of an epoch that was run, with the sum of its steps' losses."""
@@ -260,11 +273,11 @@ class Loop:
         now = time.monotonic()
         if self.run.device.type == "cpu" or now - self.checked_at > 1:  # reading a number waits for the device
             self.checked_at = now
-            self._check_finite(float(value.detach()), x)
+            self._check_finite(value.item(), x)
         if not bar.disable and now - self.shown_at > 0.5:
             self.shown_at = now
             bar.set_postfix_str(f"epoch {self.epoch + 1}/{self.epochs}, {_quality(self, outputs, y)}", refresh=False)
-        return value.detach().double()
+        return value.detach()
 
     def measure_flops(self, x: Inputs, rows: int) -> None:
         """Find what a row costs, forward and backward, unless it is known."""
@@ -290,13 +303,13 @@ class Loop:
             ) from error
 
     def _move(self) -> None:
-        trained = self.variables.trained()
         if self.run.ranks.size > 1:
+            trained = self.variables.trained()
             for tensor in trained:
                 tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             self.run.ranks.add([t.grad for t in trained if t.grad is not None])
         if self.training.clip:
-            torch.nn.utils.clip_grad_norm_(trained, self.training.clip)
+            torch.nn.utils.clip_grad_norm_(self.variables.trained(), self.training.clip)
         for optimizer in self.optimizers:
             optimizer.step()
         if self.after_step is not None:
@@ -474,8 +487,8 @@ def _optimizer(
 
 
 def _fused(run: Run) -> bool | None:
-    """True on a GPU, for one kernel over all tensors of a step; elsewhere torch chooses."""
-    return True if run.device.type == "cuda" else None
+    """True on a GPU and a CPU, for one kernel over all tensors of a step; elsewhere torch chooses."""
+    return True if run.device.type in ("cuda", "cpu") else None
 
 
 def _quality(loop: Loop, outputs: Tensor, y: Tensor) -> str:

@@ -137,7 +137,7 @@ class PointTraining:
                 batch_rows=part.batch_rows,
                 share=part.prior_share if decay is None else 0.0,
             )
-            return -joint / task.n, outputs
+            return joint / -task.n, outputs
 
         def row_losses() -> Tensor:
             """With the noise that the validation rows show, which is kept: that of training rows falls to zero."""

@@ -80,6 +80,7 @@ def test_it_looks_often_at_first_and_seldom_after_the_burn_in() -> None:
     assert [step for step in due[50:] if step < 20_000] == [*range(600, 20_000, 200)]
     assert [step for step in due if step >= 20_000] == [*range(20_000, 30_000, 100)]
     assert [step for step in range(100) if StepSearch(None, 0.9, 10, 10, burn_in_steps=0).due(step)] == [0]
+    assert StepSearch(None, 0.9, 2048, 10, burn_in_steps=100).cost(range(25)) == (11 + 2 + 2) * 512 / 2048
     assert not any(StepSearch(1e-3, 0.9, 10, 10, burn_in_steps=100).due(step) for step in range(100))
 
 
