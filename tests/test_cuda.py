@@ -69,7 +69,7 @@ def test_compiled_variational_training_is_a_graph_that_goes_on_learning() -> Non
     problem = task()
     fast = Training(epochs=30, batch_size=51, precision="bfloat16", channels_last=True, compile=True)
     for structure in ("unstructured", "channel"):
-        method = caveat.SSVI(density=0.4, structure=structure, interval=10, training=fast)
+        method = caveat.SSVI(density=0.4, structure=structure, interval=10, kl_weight=0.1, training=fast)
         posterior = caveat.fit(problem, method, device="cuda", progress=False)
         assert posterior.info.diagnostics["exchanges"] > 5
         scores = caveat.evaluate(posterior, {"clean": problem.train.everything()}, progress=False)

@@ -40,10 +40,17 @@ def fitted(method: caveat.Method, problem: caveat.Task | None = None, **more: An
 
 
 CHAINS = {
-    "given": SGMCMC(chains=3, length=3, thin=1, burn_in=2, learning_rate=0.01, batch_size=48),
+    "given": SGMCMC(chains=3, length=3, thin=1, burn_in=2, learning_rate=0.01, momentum=0.9, batch_size=48),
     "found": SGMCMC(chains=2, length=2, thin=1, burn_in=4, batch_size=48),
     "rmsprop": SGMCMC(
-        chains=2, length=3, thin=1, burn_in=2, learning_rate=0.001, preconditioner="rmsprop", batch_size=48
+        chains=2,
+        length=3,
+        thin=1,
+        burn_in=2,
+        learning_rate=0.001,
+        preconditioner="rmsprop",
+        momentum=0.9,
+        batch_size=48,
     ),
     "augmented": SGMCMC(chains=2, length=3, thin=1, burn_in=2, learning_rate=0.01, batch_size=50, augment=True),
     "cyclical": SGMCMC(chains=2, length=2, thin=1, burn_in=1, cycle=3, learning_rate=0.01, batch_size=50),
