@@ -1,16 +1,17 @@
 """Batches of inputs: one tensor, or a dict or tuple of tensors that share their first axis.
 
-A dict is passed to the module as keyword arguments, a tuple as positional ones. Entries that are not tensors
-(a flag, a string) and tensors without axes ride along untouched.
+A dict is passed to the module as keyword arguments, a tuple as positional ones. Any mapping (what a tokenizer returns)
+counts as a dict. Entries that are not tensors (a flag, a string) and tensors without axes ride along untouched.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["Inputs", "concatenate", "count_rows", "first_not_finite", "map_tensors", "move",
+__all__ = ["Inputs", "as_inputs", "concatenate", "count_rows", "first_not_finite", "map_tensors", "move",
            "outside_inference_mode", "slices", "tensors"]  # fmt: skip
 
 Inputs = Any  # Tensor | dict[str, Tensor | Any] | tuple[Tensor | Any, ...]
@@ -20,18 +21,31 @@ def map_tensors(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
     """Apply a function to every tensor of the inputs, keeping their structure."""
     if isinstance(x, Tensor):
         return function(x)
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         return {key: map_tensors(function, value) for key, value in x.items()}
     if isinstance(x, list | tuple):
         return tuple(map_tensors(function, value) for value in x)
     return x
 
 
+def as_inputs(x: Any, dtype: torch.dtype) -> Inputs:
+    """What a person passes as inputs, with numpy arrays as tensors; their floating-point numbers become of a type.
+
+    Numpy makes float64 of everything, so its type says nothing; that of a tensor was chosen and stays.
+    """
+    if isinstance(x, numpy.ndarray) and x.dtype.kind in "biuf":
+        tensor = torch.as_tensor(numpy.ascontiguousarray(x))
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    if isinstance(x, Mapping):
+        return {key: as_inputs(value, dtype) for key, value in x.items()}
+    return tuple(as_inputs(value, dtype) for value in x) if isinstance(x, list | tuple) else x
+
+
 def tensors(x: Inputs) -> list[Tensor]:
     """Every tensor of the inputs, in order."""
     if isinstance(x, Tensor):
         return [x]
-    values = x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ()
+    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, list | tuple) else ()
     return [tensor for value in values for tensor in tensors(value)]
 
 
@@ -69,7 +83,7 @@ def concatenate(pieces: Sequence[Inputs]) -> Inputs:
     first = pieces[0]
     if isinstance(first, Tensor):
         return torch.cat(list(pieces)) if first.ndim else first
-    if isinstance(first, dict):
+    if isinstance(first, Mapping):
         return {key: concatenate([piece[key] for piece in pieces]) for key in first}
     if isinstance(first, list | tuple):
         return tuple(concatenate(group) for group in zip(*pieces, strict=True))

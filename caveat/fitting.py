@@ -17,7 +17,7 @@ from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
-from caveat.engine.run import Info, Run, digest_of_finished
+from caveat.engine.run import Info, Run, RunFile, digest_of_finished
 from caveat.engine.training import warn_if_no_optimum
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
@@ -25,6 +25,7 @@ from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
 from caveat.storage import CorruptFile, State, digest_of, read_json, settings_digest, stored_bytes
 from caveat.task import Task
+from caveat.typed_json import read_as
 
 __all__ = ["fit", "remove_leftovers"]
 
@@ -235,7 +236,7 @@ def _check_ranks(ranks: Ranks, identity: dict[str, Any]) -> None:
 
 def _check_forward(partial: Path, network: Network) -> None:
     """Refuse to go on with an unfinished fit of a network that computes something else with the same parameters."""
-    if (partial / "run.json").exists() and differs_from(read_json(partial / "run.json").get("forward", {}), network):
+    if (partial / "run.json").exists() and differs_from(read_as(partial / "run.json", RunFile).forward, network):
         raise ValueError(
             f"{partial} holds an unfinished fit of a network that computes something else (another activation?): "
             "delete it, or choose another folder"
@@ -244,8 +245,9 @@ def _check_forward(partial: Path, network: Network) -> None:
 
 def _start_identity(task: Task, method: Method, start: Method | Posterior | None) -> str:
     """What a fit starts from, so that it is not resumed from something else."""
-    if method.starts_from == "fresh":  # the module's own weights are of no account
-        return digest_of({"fixed": task.network.fixed()})
+    if method.starts_from == "fresh":  # the module's own weights are of no account, but for those that are not drawn
+        drawn = task.network.initialise is None or callable(task.network.initialise)
+        return digest_of({"fixed": task.network.fixed()} | ({} if drawn else {"params": task.network.params()}))
     if start is None:
         return digest_of({"params": task.network.params(), "buffers": task.network.buffers()})
     return digest_of(start.state) if isinstance(start, Posterior) else settings_digest(start)

@@ -30,7 +30,9 @@ class Range:
     open_high: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Whether the value lies inside; NaN and infinity never do."""
+        """Whether the value lies inside; NaN, infinity and whole numbers of more than 64 bits never do."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return above and below and math.isfinite(value)
@@ -95,7 +97,7 @@ def _complaint(hint: Any, value: Any) -> str | None:
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if hint is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and value == value  # NaN is not
         return None if is_number else "a number"
     if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
         return None if isinstance(value, hint) else f"a {hint.__name__}"

@@ -8,6 +8,7 @@ was in the copy of the module that the network keeps. The user's own module is n
 
 import copy
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,9 +23,20 @@ from caveat.batches import Inputs, tensors
 from caveat.likelihoods import Likelihood
 from caveat.priors import GaussianPrior, Params, Prior
 
-__all__ = ["Layer", "Network", "ParameterFilter", "Params", "copied", "layer_of", "unwrapped", "without_autocast"]
+__all__ = [
+    "Initialise",
+    "Layer",
+    "Network",
+    "ParameterFilter",
+    "Params",
+    "copied",
+    "layer_of",
+    "unwrapped",
+    "without_autocast",
+]
 
 ParameterFilter = str | Iterable[str] | Callable[[str, Tensor], bool]
+Initialise = str | Iterable[str] | Callable[[nn.Module], None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +59,9 @@ class Network:
         prior: over the selected parameters; `GaussianPrior(1.0)` unless given.
         parameters: which parameters inference is about: a name pattern, several, or a predicate of (name, tensor).
             Frozen ones (`requires_grad=False`) never are.
-        initialise: draws fresh weights in place on a module, for methods that start from several points. By default
-            every submodule's own `reset_parameters` is called.
+        initialise: how methods that start from several points draw fresh weights: None calls the module's own
+            initialisers, name patterns do so for the parameters that they match and leave the others at the module's
+            values, and a function draws in place on the module that it is given.
     """
 
     def __init__(
@@ -57,15 +70,17 @@ class Network:
         likelihood: Likelihood,
         prior: Prior | None = None,
         parameters: ParameterFilter = "*",
-        initialise: Callable[[nn.Module], None] | None = None,
+        initialise: Initialise | None = None,
     ) -> None:
         _check_kinds(module, likelihood, prior)
         self.module = _private_copy(module)
         self.likelihood = likelihood
         self.prior: Prior = GaussianPrior() if prior is None else prior
-        self.initialise = initialise
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.names = _select(self.module, parameters)
+        self.initialise = (
+            initialise if initialise is None or callable(initialise) else _patterns(initialise, self.names)
+        )
         self.module.requires_grad_(False).eval()
         self.prior.log_prob(self.params())  # a prior that does not fit these weights says so now
 
@@ -86,13 +101,13 @@ class Network:
         # A training pass gets copies of the network's own buffers, so that what it writes into them is forgotten.
         copies = {name: b.clone() for name, b in self.module.named_buffers() if name not in given} if train else {}
         values = copies | given
-        outputs = functional_call(self.module, values, *_arguments(x))
+        outputs = functional_call(self.module, values, *_arguments(self.module, x))
         if train:
             with torch.no_grad():  # a module may replace a buffer, by one with a graph, instead of writing into it
                 for name, value in given.items():
                     if values[name] is not value:
                         value.copy_(values[name])
-        return _one_tensor(outputs)
+        return self._one_tensor(outputs)
 
     def training_pass(self, x: Inputs) -> Tensor:
         """Outputs in training mode at the module's own tensors, buffers written: for a copy that training owns.
@@ -101,7 +116,7 @@ class Network:
         """
         if not self.module.training:
             self.module.train()
-        args, kwargs = _arguments(x)
+        args, kwargs = _arguments(self.module, x)
         buffers = dict(self.module.named_buffers())
         outputs = self.module(*args, **kwargs)
         for name, buffer in self.module.named_buffers() if buffers else ():
@@ -110,14 +125,24 @@ class Network:
                     setattr(
                         self.module.get_submodule(layer_of(name)), name.rpartition(".")[2], buffers[name].copy_(buffer)
                     )
-        return _one_tensor(outputs)
+        return self._one_tensor(outputs)
 
     def evaluation_pass(self, x: Inputs) -> Tensor:
         """Outputs in evaluation mode at the module's own tensors, with their gradients."""
         if self.module.training:
             self.module.eval()
-        args, kwargs = _arguments(x)
-        return _one_tensor(self.module(*args, **kwargs))
+        args, kwargs = _arguments(self.module, x)
+        return self._one_tensor(self.module(*args, **kwargs))
+
+    def _one_tensor(self, outputs: Any) -> Tensor:
+        """The tensor of a module's outputs, in the selected parameters' type where a coarser base rounded them."""
+        if isinstance(outputs, dict) and "logits" in outputs:
+            outputs = outputs["logits"]
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"the module returned a {type(outputs).__name__}; it must return one tensor of outputs")
+        if outputs.dtype in (torch.bfloat16, torch.float16):
+            return outputs.to(torch.promote_types(outputs.dtype, self.dtype))
+        return outputs
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +151,14 @@ class Network:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the module's floating-point parameters."""
+        """The type of the selected parameters, which need not be that of a frozen base; of several the coarsest."""
+        parameters = dict(self.module.named_parameters())
+        types = [parameters[name].dtype for name in self.names if parameters[name].is_floating_point()]
+        return min(types, key=lambda kind: kind.itemsize, default=torch.get_default_dtype())
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """The type of the module's first floating-point parameter, which is the one that inputs meet."""
         return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
     def to(self, device: torch.device | str) -> "Network":
@@ -153,13 +185,28 @@ class Network:
         return other
 
     def check_inputs(self, x: Inputs) -> None:
-        """Raise a ValueError for floating-point inputs of another type than the weights'."""
+        """Raise a ValueError for floating-point inputs of a type that none of the weights has."""
+        types = dict.fromkeys(p.dtype for p in self.module.parameters() if p.is_floating_point())
         for tensor in tensors(x):
-            if tensor.is_floating_point() and tensor.dtype != self.dtype:
+            if tensor.is_floating_point() and tensor.dtype not in types:
                 raise ValueError(
-                    f"inputs are {tensor.dtype} but the network's weights are {self.dtype}: "
-                    f"convert the inputs with x.to({self.dtype}), or the module with module.to({tensor.dtype})"
+                    f"inputs are {tensor.dtype} but the network's weights are {' and '.join(map(str, types))}: "
+                    f"convert the inputs with x.to({self.input_dtype}), or the module with module.to({tensor.dtype})"
                 )
+
+    def check_precision(self, what: str, advice: str) -> None:
+        """Raise a ValueError for selected weights that are coarser than float32, which `what` cannot do with."""
+        parameters = dict(self.module.named_parameters())
+        coarse = [name for name in self.names if parameters[name].dtype not in (torch.float32, torch.float64)]
+        if not coarse:
+            return
+        if len(coarse) == len(self.names):
+            raise ValueError(f"{what} needs weights in float32 or float64, and these are {self.dtype}: {advice}")
+        raise ValueError(
+            f"{what} needs weights in float32 or float64, and of those selected {coarse[0]} is {self.dtype} "
+            f"({len(coarse)} of {len(self.names)} tensors): leave these out with parameters= (adapters alone are "
+            f"parameters='*lora_*'), or {advice}"
+        )
 
     def fixed(self) -> Params:
         """Every parameter and buffer that is not selected, as it is: what a saved posterior needs beside its state."""
@@ -210,17 +257,25 @@ class Network:
         return layers
 
 
-def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a module takes its inputs: a tuple as positional arguments, a dict as keyword arguments."""
-    return (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+def _arguments(module: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a module takes its inputs: a tuple as positional arguments, a dict as keyword arguments.
+
+    A dict is one argument where `forward` has no arguments of these names, and can be called with one.
+    """
+    if isinstance(x, tuple):
+        return x, {}
+    if not isinstance(x, dict):
+        return (x,), {}
+    signature = inspect.signature(module.forward)
+    return ((x,), {}) if not _fits(signature, **x) and _fits(signature, x) else ((), x)
 
 
-def _one_tensor(outputs: Any) -> Tensor:
-    if isinstance(outputs, dict) and "logits" in outputs:
-        outputs = outputs["logits"]
-    if not isinstance(outputs, Tensor):
-        raise TypeError(f"the module returned a {type(outputs).__name__}; it must return one tensor of outputs")
-    return outputs
+def _fits(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def layer_of(name: str) -> str:
@@ -275,7 +330,7 @@ def copied(module: nn.Module, shared: dict[int, Tensor] | None = None) -> nn.Mod
     Tensors that are `shared`, by their identity, are the same in both.
     """
     attributes = (value for child in module.modules() for value in vars(child).values())
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    memo: dict[int, Any] = {id(t): t.detach().clone() for value in attributes for t in tensors(value) if not t.is_leaf}
     return copy.deepcopy(module, memo | (shared or {}))
 
 
@@ -295,3 +350,13 @@ def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     if not names:
         raise ValueError("parameters= is empty: give at least one name pattern, or '*' for all")
     return tuple(name for name in trainable if name in names)
+
+
+def _patterns(given: str | Iterable[str], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Name patterns, each of which matches some of the names."""
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    for pattern in patterns or ("",):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = list(names)[:8]
+            raise ValueError(f"initialise={pattern!r} matches none of the parameters that inference is about: {known}")
+    return patterns

@@ -1,10 +1,9 @@
 """A posterior: what a fit found, and what it is for. Predict from it, sample it, save it, load it."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat import likelihoods, priors
-from caveat.batches import Inputs, count_rows, first_not_finite, move, slices
+from caveat.batches import Inputs, as_inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
@@ -21,10 +20,11 @@ from caveat.engine.forward_probe import differs_from
 from caveat.engine.method import Method
 from caveat.engine.predictors import Predictor, Replicas
 from caveat.engine.run import Info, Run
+from caveat.engine.state_checks import check_finite, check_like, check_names
 from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
-from caveat.network import Network, Params, unwrapped, without_autocast
+from caveat.network import Network, Params, copied, unwrapped, without_autocast
 from caveat.predictive import Predictive
 from caveat.rows import Data, Rows
 from caveat.storage import (
@@ -33,14 +33,15 @@ from caveat.storage import (
     State,
     decode,
     encode,
-    read_json,
     read_state,
     write_json,
     write_state,
 )
+from caveat.typed_json import read_as
 
 __all__ = ["Posterior", "load"]
 
+_STATE = "state."  # in a file, before the name of a group of the state
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
 
 BATCH_AXIS = "a single row needs a batch axis, x[None]"
@@ -158,11 +159,16 @@ class Posterior:
 
     def _checked(self, x: Inputs) -> Inputs:
         """The inputs, once it is known that the network can take them."""
-        x = tuple(x) if isinstance(x, list) else x
+        given, x = x, as_inputs(x, self.network.input_dtype)
         if not tensors_in(x):
+            advice = (
+                "call the tokenizer with return_tensors='pt' and padding=True"
+                if isinstance(given, Mapping)
+                else "make a tensor of it; evaluate(...) reads loaders"
+            )
             raise TypeError(
-                f"predict takes inputs as the module does, a tensor or a dict or tuple of tensors, not a "
-                f"{type(x).__name__}: use torch.from_numpy(x).float() for an array; evaluate(...) reads loaders"
+                f"predict takes inputs as the module does, a tensor or array or a dict or tuple of them, not a "
+                f"{type(given).__name__}{' of other things' * isinstance(given, Mapping)}: {advice}"
             )
         if not any(tensor.ndim for tensor in tensors_in(x)):
             raise ValueError(f"the inputs have no axes: {BATCH_AXIS}")
@@ -239,36 +245,79 @@ def load(
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the folder that posterior.save(...) wrote")
-    content = read_json(folder / "posterior.json")
-    groups = read_state(folder / "state.safetensors", content["digest"])
+    content = read_as(folder / "posterior.json", _PosteriorFile)
+    groups = read_state(folder / "state.safetensors", content.digest)
+    of_state = [group for group in groups if group.startswith(_STATE)]
+    check_names(str(folder / "state.safetensors"), groups, ["fixed", "described"], of_state)
+    for name, tensor in groups["described"].items():
+        check_finite(f"{folder}: described/{name}", tensor)
     classes = list(classes)
-    known = {"method": _method_classes(content["method"], classes), "likelihood": classes, "prior": classes}
-    described = {
-        key: decode(content[key], groups["described"], [*_likelihoods_and_priors(), *named])
-        for key, named in known.items()
-    }
-    names = set(content["names"])
-    module = copy.deepcopy(unwrapped(model))
+    described = _described(content, groups["described"], classes)
+    names = set(content.names)
+    module = copied(unwrapped(model))
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     missing = names - {name for name, _ in module.named_parameters()}
     if missing:
         raise CorruptFile(f"{folder} is a posterior of another model: this one has no parameter {sorted(missing)[0]!r}")
-    network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in names)
-    if network.fingerprint() != content["fingerprint"]:
+    try:
+        network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in names)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CorruptFile(f"{folder}: its likelihood or prior does not go with the model ({error})") from error
+    if network.fingerprint() != content.fingerprint:
         raise CorruptFile(
             f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
         )
+    state = {group.removeprefix(_STATE): tensors for group, tensors in groups.items() if group.startswith(_STATE)}
+    _check(folder, lambda: check_like("fixed", groups["fixed"], network.fixed()))
     network = network.with_fixed(groups["fixed"])
-    info = Info(**content["info"])
+    info = content.info
+    _check(folder, lambda: described["method"].check_state(state, network))
     if differs_from(info.forward, network):
         raise CorruptFile(
             f"{folder} is a posterior of another model: its parameters have the same names and shapes, but this model "
             "computes something else with them (another activation, or another order of layers?)"
         )
-    state = {group.removeprefix("state."): tensors for group, tensors in groups.items() if group.startswith("state.")}
     posterior = Posterior(described["method"], state, network, info)
     return posterior.to(network.device if device is None else device)
+
+
+@dataclass(frozen=True)
+class _PosteriorFile:
+    """What `posterior.json` holds, beside its format and checksum."""
+
+    method: dict[str, Any]
+    likelihood: dict[str, Any]
+    prior: dict[str, Any]
+    names: list[str]
+    fingerprint: str
+    digest: str
+    info: Info
+    note: dict[str, Any]
+
+
+def _described(content: _PosteriorFile, tensors: Params, classes: list[type]) -> dict[str, Any]:
+    """The method, the likelihood and the prior; a file that this version wrote has all of their knobs."""
+    from caveat import __version__  # the package imports this module first
+
+    complete = content.info.versions.get("caveat") == __version__
+    known = {"method": _method_classes(content.method, classes), "likelihood": classes, "prior": classes}
+    described = {
+        key: decode(getattr(content, key), tensors, [*_likelihoods_and_priors(), *named], complete=complete)
+        for key, named in known.items()
+    }
+    if Method not in type(described["method"]).__mro__:
+        raise CorruptFile(f"{type(described['method']).__name__} is not a method")
+    return described
+
+
+def _check(folder: Path, check: Callable[[], None]) -> None:
+    """Make a check of what was read; whatever it stumbles over is a file that is not what it should be."""
+    try:
+        check()
+    except (CorruptFile, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        told = str(error) if isinstance(error, CorruptFile) else f"{type(error).__name__}: {error}"
+        raise CorruptFile(f"{folder / 'state.safetensors'} is not the state of this network: {told}") from error
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A recipe: the names from which the command line builds a task, kept beside a posterior to use it again."""
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ from caveat.posterior import load as load_posterior
 from caveat.priors import Prior
 from caveat.randomness import seeded
 from caveat.rows import Rows
-from caveat.storage import read_json
+from caveat.storage import CorruptFile, read_json
 from caveat.task import Augment, Task
+from caveat.typed_json import as_kind
 
 __all__ = ["PreparedInputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
 
@@ -93,16 +95,44 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     """A posterior that the command line wrote, and its recipe; `model` takes the place of the one that is stored."""
     if not (folder / "posterior.json").exists():
         raise FileNotFoundError(f"{folder} is not a posterior: give a folder that `caveat fit` wrote")
-    content = read_json(folder / "posterior.json")["note"].get("recipe")
+    recipe = _stored_recipe(folder)
+    if model is not None:
+        recipe = replace(recipe, model=model)
+    elif names_function(recipe.model):  # those of the package are where they were
+        recipe = replace(recipe, model=_known_model(folder, recipe.model))
+    return load_posterior(folder, recipe.module(0), device=device), recipe
+
+
+def _stored_recipe(folder: Path) -> Recipe:
+    """The recipe in a posterior's note; a CorruptFile says what is amiss in it."""
+    note = read_json(folder / "posterior.json").get("note")
+    content = note.get("recipe") if isinstance(note, dict) else None
     if content is None:
         raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
-    lists: dict[str, Any] = {key: tuple(content[key]) for key in ("input_shape", "class_names")}
-    if model is not None:
-        lists["model"] = model
-    elif names_function(content["model"]):  # those of the package are where they were
-        lists["model"] = _known_model(folder, content["model"])
-    recipe = Recipe(**(content | lists))
-    return load_posterior(folder, recipe.module(0), device=device), recipe
+    where = f"{folder / 'posterior.json'}: the recipe"
+    recipe = as_kind(content, Recipe, where)
+    if recipe.likelihood not in _LIKELIHOODS or not (names_function(recipe.model) or recipe.model in models.MODELS):
+        raise CorruptFile(f"{where} names the likelihood {recipe.likelihood!r} and the model {recipe.model!r}")
+    if not 0 < math.prod((recipe.n_outputs, *recipe.input_shape)) < 2**31 or min(recipe.input_shape, default=1) < 1:
+        raise CorruptFile(f"{where} is of inputs {list(recipe.input_shape)} and {recipe.n_outputs} outputs")
+    read = {key: value for key, value in recipe.preprocessing.items() if key in _PREPARED}
+    as_kind(read, _Preprocessing, f"{where}, preprocessing")
+    return recipe
+
+
+@dataclass(frozen=True)
+class _Preprocessing:
+    """What is read of a recipe's preprocessing; there may be more in it."""
+
+    mean: list[float] | float = 0.0
+    std: list[float] | float = 1.0
+    pixel_range: tuple[float, ...] = (0.0, 1.0)
+    columns: list[str] = field(default_factory=list)
+    target: str | None = None
+    black: list[float] | float | None = None
+
+
+_PREPARED = {entry.name for entry in fields(_Preprocessing)}
 
 
 def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSet:

@@ -5,6 +5,7 @@ Reading rows does not move the global random state, unless the data set itself d
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -29,8 +30,8 @@ class Rows:
     """A data set read by index, as (inputs, targets) batches.
 
     Args:
-        data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must be a plain
-            one), a map-style data set of (input, target) pairs, or a pair of tensors.
+        data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must take each
+            row once), a map-style data set of (input, target) pairs, or a pair of tensors.
         needs_targets: whether rows without targets are an error.
     """
 
@@ -199,14 +200,37 @@ def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
         return None, size
     if isinstance(sampler, samplers.SubsetRandomSampler):
         return torch.as_tensor(sampler.indices, dtype=torch.long).sort().values, size
-    shuffled = isinstance(sampler, samplers.RandomSampler) and not sampler.replacement
     rows: Any = loader.dataset
-    if (shuffled or isinstance(sampler, samplers.SequentialSampler)) and len(sampler) == len(rows):
+    if _takes_each_row_once(sampler, len(rows)):
         return None, size
     raise ValueError(
         f"the loader's {type(sampler).__name__} weights, repeats or leaves out rows, and a posterior needs each row "
         "once: pass the data set itself, or a torch.utils.data.Subset of it"
     )
+
+
+def _takes_each_row_once(sampler: Any, n: int) -> bool:
+    """Whether a sampler of rows or of batches of them stands for n rows, each once, in whatever order.
+
+    One that is not known is read once. Random numbers that it takes from torch's global generator or from one of its
+    own are put back.
+    """
+    if isinstance(sampler, samplers.SequentialSampler):
+        return len(sampler) == n
+    if isinstance(sampler, samplers.RandomSampler):
+        return not sampler.replacement and len(sampler) == n
+    own = getattr(sampler, "generator", None)
+    state = own.get_state() if isinstance(own, torch.Generator) else None
+    counts = torch.zeros(n, dtype=torch.long)
+    with torch.random.fork_rng(devices=[]):
+        for rows in itertools.islice(sampler, n + 1):
+            taken = torch.as_tensor(rows, dtype=torch.long).reshape(-1)
+            if not len(taken) or int(taken.min()) < 0 or int(taken.max()) >= n:
+                break
+            counts.index_add_(0, taken, torch.ones_like(taken))
+    if isinstance(own, torch.Generator) and state is not None:
+        own.set_state(state)
+    return bool((counts == 1).all())
 
 
 def _split_batch(batch: Any, needs_targets: bool) -> Batch:
@@ -234,6 +258,11 @@ def _as_inputs(x: Any) -> Inputs:
 
 
 def _as_targets(y: Any) -> Tensor:
+    if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
+        raise ValueError(
+            f"the targets are words ({', '.join(map(repr, dict.fromkeys(y[:3])))}), and a likelihood takes numbers: "
+            "name the classes, classes = sorted(set(labels)), and give each row classes.index(label)"
+        )
     try:
         return torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from caveat.files import whole_file
+from caveat.knobs import check_knobs
 
 __all__ = [
     "FORMAT",
@@ -59,6 +60,7 @@ _KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }  # as the safetensors format names them
+_LARGEST = 2**63  # whole numbers of files are below
 _MAPPED_ABOVE = 64 * 2**20  # larger tensors stay on disk until they are used
 _TREE_ABOVE = 256 * 2**20  # larger files have a digest of the digests of their pieces, which threads take side by side
 _PIECE = 16 * 2**20  # bytes
@@ -83,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
         claimed = content.pop("checksum")
         version = content["format"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptFile(f"{path} is not a whole file of this library ({type(error).__name__}: {error})") from error
     if version != FORMAT:
         raise CorruptFile(f"{path} has format version {version}, this library reads version {FORMAT}")
@@ -175,7 +177,7 @@ def read_state(path: Path, digest: str, device: torch.device | str = "cpu") -> S
             for group, names in json.loads(file.metadata()["groups"]).items():
                 tensors = {name: file.get_tensor(f"{group}/{name}") for name in names}
                 state[group] = {name: t.clone() if t.nbytes < _MAPPED_ABOVE else t for name, t in tensors.items()}
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(f"{path} is not a whole safetensors file ({error})") from error
     return state
 
@@ -299,13 +301,19 @@ def digest_of(state: State) -> str:
     return digest.hexdigest()
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -> Any:
-    """The inverse of `encode` (lists come back as tuples): only the classes given are ever made."""
+def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type], *, complete: bool = False) -> Any:
+    """The inverse of `encode` (lists come back as tuples): only the classes given are ever made.
+
+    With `complete` every field must be there; without, those that a class has a default for may be missing, as in files
+    of before it had them.
+    """
     known = {cls.__name__: cls for cls in classes}
 
     def make(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(make(item) for item in value)
+        if isinstance(value, int) and abs(value) >= _LARGEST:
+            raise CorruptFile(f"the description of an object holds a number of {len(str(value))} digits")
         if not isinstance(value, dict):
             return value
         if "tensor" in value:
@@ -319,12 +327,19 @@ def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type]) -
                 f"class, as in load(..., classes=[{name}])"
             )
         fields = {field: make(item) for field, item in value["fields"].items()}
+        missing = [field.name for field in dataclasses.fields(known[name]) if field.init and field.name not in fields]
+        if missing and complete:
+            raise CorruptFile(f"{name} cannot be made from what was saved: it lacks {missing[0]!r}")
         try:
-            return known[name](**fields)
+            made = known[name](**fields)
+            check_knobs(made)
         except (TypeError, ValueError) as error:
             raise CorruptFile(f"{name} cannot be made from what was saved ({error})") from error
+        return made
 
     try:
         return make(value)
-    except (KeyError, AttributeError, TypeError) as error:
+    except (KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, CorruptFile):
+            raise
         raise CorruptFile(f"the description of an object is not whole ({type(error).__name__}: {error})") from error

@@ -15,7 +15,7 @@ from caveat.batches import Inputs, map_tensors, move, tensors
 from caveat.likelihoods import Categorical, Hyper, Likelihood
 from caveat.likelihoods.protocol import TargetFault
 from caveat.likelihoods.token_labels import read_labels
-from caveat.network import Network, ParameterFilter
+from caveat.network import Initialise, Network, ParameterFilter
 from caveat.priors import Params, Prior
 from caveat.rows import Data, Rows
 from caveat.storage import code_digest, settings_digest
@@ -37,7 +37,9 @@ class Task:
         validation: a share of the rows (split off once, by index), or validation data of their own.
         parameters: which parameters inference is about: a name pattern, several, or a predicate.
         augment: `augment(x, generator) -> x` on a training batch; never used for exact sums.
-        initialise: draws fresh weights in place on a module; by default `reset_parameters` of every layer.
+        initialise: how fresh weights are drawn: by default by the module's own initialisers; name patterns draw the
+            parameters that they match and leave the others as they are (a new head on a pretrained trunk); a function
+            draws in place on a module.
         split_seed: which rows a validation share takes.
     """
 
@@ -51,7 +53,7 @@ class Task:
         validation: float | Data | None = None,
         parameters: ParameterFilter = "*",
         augment: Augment | None = None,
-        initialise: Callable[[nn.Module], None] | None = None,
+        initialise: Initialise | None = None,
         split_seed: int = 0,
     ) -> None:
         self.network = Network(model, likelihood, prior, parameters, initialise)

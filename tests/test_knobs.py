@@ -136,3 +136,11 @@ def test_classes_of_knobs_are_found_wherever_an_annotation_has_them() -> None:
     assert knob_classes(Alone) == []
     assert knob_classes(Knobs) == [Inner]
     assert knob_classes(Outer) == [Inner, Knobs, Alone]
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 2**63])
+def test_whole_numbers_beyond_all_bounds_are_refused(value: int) -> None:
+    for name in ("count", "positive", "share"):
+        with pytest.raises(ValueError, match=rf"Knobs\({name}="):
+            check_knobs(Knobs(**{name: value}))
+    check_knobs(Knobs(count=2**63 - 1))

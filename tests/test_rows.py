@@ -127,7 +127,7 @@ def test_rows_padded_by_the_batch_are_read() -> None:
             lambda x, y: DataLoader(TensorDataset(x, y), 4, collate_fn=lambda r: (as_dict(r)["x"], y[:1])),
             "came with targets",
         ),
-        (lambda x, y: [(row, "cat") for row in x], "makes no tensor"),
+        (lambda x, y: [(row, "cat") for row in x], r"targets are words \('cat'\).*give each row classes.index"),
         (
             lambda x, y: (x, y.float()),
             "training data do not fit: Categorical needs integer class labels, got torch.float32",

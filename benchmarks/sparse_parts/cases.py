@@ -43,6 +43,6 @@ def method_of(way: str, training: caveat.Training) -> Any:
     if way == "dense VI":
         return caveat.MeanFieldVI(training=training)
     if way == "RigL 95%":
-        return caveat.RigL(density=0.05, training=training)
+        return caveat.RigL(density=0.05, interval=100, training=training)
     structure = "channel" if way in CHANNEL else "unstructured"
-    return caveat.SSVI(density=(SPARSE | CHANNEL)[way], structure=structure, training=training)
+    return caveat.SSVI(density=(SPARSE | CHANNEL)[way], structure=structure, interval=100, training=training)

@@ -16,10 +16,12 @@ from caveat.batches import Inputs
 from caveat.engine.torch_settings import full_precision
 from caveat.network import Network, Params, without_autocast
 from caveat.randomness import seeded
+from caveat.storage import CorruptFile
 
 __all__ = ["differs_from", "forward_probe"]
 
 ROWS, NUMBERS = 3, 32  # of the inputs, and kept of the outputs
+LARGEST = 2**28  # numbers of an input that a file may ask to be made up
 TOLERANCE = 0.05  # of the largest output: what devices round differently is far less, another activation far more
 
 
@@ -41,6 +43,8 @@ def differs_from(probe: dict[str, Any], network: Network) -> bool:
     """Whether a network computes something else than the one that the probe was taken of."""
     if not probe:
         return False
+    if probe.keys() != {"inputs", "outputs"} or not _is_likeness(probe["inputs"]) or not _are_numbers(probe["outputs"]):
+        raise CorruptFile("what the file says of the network's outputs is not whole")
     (outputs,), known = _outputs(network, probe["inputs"]), torch.tensor(probe["outputs"], dtype=torch.float64)
     if outputs is None or outputs.shape != known.shape:
         return True
@@ -61,6 +65,28 @@ def _likeness(x: Inputs) -> Any:
         items = [_likeness(value) for value in x]
         return None if None in items else {"items": items}
     return {"value": x} if isinstance(x, str | bool | int | float) else None
+
+
+def _is_likeness(value: Any, depth: int = 0) -> bool:
+    """Whether json is what `_likeness` makes, of a size that can be made up."""
+    if not isinstance(value, dict) or depth > 20:
+        return False
+    if value.keys() == {"entries"} and isinstance(value["entries"], dict):
+        return all(_is_likeness(entry, depth + 1) for entry in value["entries"].values())
+    if value.keys() == {"items"} and isinstance(value["items"], list):
+        return all(_is_likeness(item, depth + 1) for item in value["items"])
+    if value.keys() == {"value"}:
+        return isinstance(value["value"], str | bool | int | float)
+    if value.keys() != {"shape", "type", "high"} or type(value["high"]) is not int or abs(value["high"]) >= 2**62:
+        return False
+    shape, dtype = value["shape"], value["type"]
+    plain = shape is None or (isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape))
+    known = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
+    return plain and known and math.prod(shape or ()) < LARGEST
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) in (int, float) for number in value)
 
 
 def _made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Inputs:

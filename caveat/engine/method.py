@@ -17,6 +17,7 @@ import torch
 
 from caveat.engine.predictors import DrawPredictor, Predictor
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_hyper, check_names, check_not_nan
 from caveat.knobs import knob_classes
 from caveat.likelihoods import Likelihood
 from caveat.network import Network, Params
@@ -68,6 +69,17 @@ class Method(Protocol):
     def predictor(self, state: State, network: Network) -> Predictor:
         """What predicts from a state: weight draws sent through the network, unless a method has a way of its own."""
         return DrawPredictor(self.draws, state, network)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Raise a CorruptFile for a state, read from files, that is not one of this method and network.
+
+        Unless a method knows more of its state, only what the likelihood has beside the weights is looked at, and NaN.
+        """
+        check_names("state", state, ["hyper"], state.keys())
+        check_hyper(state["hyper"], network)
+        for group, tensors in state.items():
+            for name, tensor in tensors.items():
+                check_not_nan(f"{group}/{name}", tensor)
 
     def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
         """The state with more data taken in; raises a TypeError unless the method can do that without a new fit."""

@@ -20,9 +20,10 @@ from tqdm import tqdm
 from caveat.engine.distributed import Ranks
 from caveat.files import remove_folder
 from caveat.network import Layer, Network
-from caveat.storage import FORMAT, State, read_json, read_state, write_json, write_state
+from caveat.storage import FORMAT, CorruptFile, State, read_json, read_state, write_json, write_state
+from caveat.typed_json import read_as
 
-__all__ = ["Info", "Run", "StartsFrom", "digest_of_finished"]
+__all__ = ["Info", "Run", "RunFile", "StartsFrom", "digest_of_finished"]
 
 _FINISHED = "finished.json"
 
@@ -73,7 +74,7 @@ class Run:
         if self.folder is None:
             return
         if (self.folder / "run.json").exists():
-            claimed = read_json(self.folder / "run.json")["identity"]
+            claimed = dict(read_as(self.folder / "run.json", RunFile).identity)
             identity = json.loads(json.dumps(self.identity))  # as it would be read
             if "knobs" in identity and "knobs" not in claimed:  # begun when method and knobs were one entry
                 claimed |= {"method": identity["method"], "knobs": claimed.get("method")}
@@ -178,7 +179,7 @@ class Run:
         if self.folder is None:
             return
         described = self.folder / f"{name}.json"
-        earlier = read_json(described)["file"] if described.exists() else None
+        earlier = _piece(described).file if described.exists() else None
         # Two files take turns: until the json is replaced, the one it speaks of stays as it is.
         file = f"{name}-1.safetensors" if earlier == f"{name}-0.safetensors" else f"{name}-0.safetensors"
         digest = write_state(self.folder / file, draw)
@@ -193,12 +194,12 @@ class Run:
         """What was kept under a name and its note, or None; what it had cost by then counts as this run's."""
         if self.folder is None or not (self.folder / f"{name}.json").exists():
             return None
-        entry = read_json(self.folder / f"{name}.json")
-        self.gradient_evaluations = max(self.gradient_evaluations, entry["costs"]["gradient_evaluations"])
-        self.flops = max(self.flops, entry["costs"]["flops"])
+        entry = _piece(self.folder / f"{name}.json")
+        self.gradient_evaluations = max(self.gradient_evaluations, entry.costs.gradient_evaluations)
+        self.flops = max(self.flops, entry.costs.flops)
         if name not in self._written:
-            self._seconds_before = max(self._seconds_before, entry["costs"]["seconds"])
-        return read_state(self.folder / entry["file"], entry["digest"]), entry["note"]
+            self._seconds_before = max(self._seconds_before, entry.costs.seconds)
+        return read_state(self.folder / entry.file, entry.digest), entry.note
 
     def finish(self, digest: str) -> None:
         """Note which posterior the folder's content is about to become, by the digest of its tensors.
@@ -231,6 +232,38 @@ class Run:
             for layer in network.layers()
         ]
         return Info(coverage, diagnostics or {}, list(self.warnings))
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What `run.json` holds: what the folder belongs to, and what its network computes."""
+
+    identity: dict[str, Any]
+    forward: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    gradient_evaluations: float
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What the json beside kept tensors holds."""
+
+    file: str
+    digest: str
+    note: dict[str, Any]
+    costs: _Costs
+
+
+def _piece(path: Path) -> _Piece:
+    piece = read_as(path, _Piece)
+    if piece.file != Path(piece.file).name:
+        raise CorruptFile(f"{path}: file is {piece.file!r}, which is not one beside it")
+    return piece
 
 
 def digest_of_finished(folder: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Likelihoods of classes: one of several, or yes and no."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from caveat.knobs import NonNegative, check_knobs
 from caveat.likelihoods.probit import probit
 from caveat.likelihoods.protocol import (
     DiagonalFisher,
+    FisherByColumns,
     Hyper,
     NothingLearned,
     by_output,
@@ -26,7 +28,7 @@ __all__ = ["Bernoulli", "Categorical"]
 
 
 @dataclass(frozen=True)
-class Categorical(NothingLearned):
+class Categorical(NothingLearned, FisherByColumns):
     """One of C classes: softmax over logits [B, C], [B, C, H, W] or, with class_axis=-1, [B, T, C]."""
 
     class_axis: int = 1  # where the classes are in the outputs
@@ -143,6 +145,37 @@ class Categorical(NothingLearned):
             u.unsqueeze(-1) * (u / (1 + r[..., :1])).unsqueeze(-2)
         )
         return r.unsqueeze(-1) * reflection[..., 1:] * root_weight[..., None, None]
+
+    def fisher_rank(self, outputs: Tensor) -> int:
+        """One less than there are classes."""
+        return outputs.shape[self.class_axis] - 1
+
+    def fisher_columns(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Iterator[Tensor]:
+        """The columns of R, which has C - 1 of them, each [B, ..., C]: r (e_k - u r_k / (1 + r_1))."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        r = p.sqrt()
+        u = torch.cat([r[..., :1] + 1, r[..., 1:]], -1)
+        scaled = u / (1 + r[..., :1])
+        for k in range(1, p.shape[-1]):
+            reflected = -(u * scaled[..., k : k + 1])
+            reflected[..., k] += 1
+            yield r * reflected * root_weight.unsqueeze(-1)
+
+    def fisher_diagonal(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """The product p (1 - p), weighted, [B, C]; 1 - p from the logarithm, which has it where p is near 1."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        others = -torch.expm1(_log_softmax(outputs.movedim(self.class_axis, 1)))
+        return p * others * root_weight.square().unsqueeze(-1)
+
+    def fisher_sum(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """diag(p) - p p^T, weighted and summed over rows, [C, C]."""
+        p, root_weight = self._probs_and_weight(outputs, targets)
+        weighted = p * root_weight.unsqueeze(-1)
+        total = -(weighted.T @ weighted)
+        # The rows of F sum to 0, which says the diagonal better than p - p^2 where p is near 1.
+        total.diagonal().zero_()
+        total.diagonal().copy_(-total.sum(1))
+        return total
 
     def fisher_trace(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """1 - sum p^2, weighted, summed over the positions of a row."""

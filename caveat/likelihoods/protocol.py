@@ -1,6 +1,8 @@
 """What every likelihood offers, and what several of them share."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
 import torch
@@ -8,7 +10,8 @@ from torch import Tensor
 
 from caveat.predictive import Kind, Predictive
 
-__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned", "TargetFault", "learned_noise"]
+__all__ = ["DiagonalFisher", "Hyper", "Likelihood", "NothingLearned", "TargetFault", "fisher_columns", "fisher_rank",
+           "learned_noise"]  # fmt: skip
 
 Hyper = dict[str, Tensor]
 
@@ -81,7 +84,53 @@ class NothingLearned:
         return hyper
 
 
-class DiagonalFisher(ABC):
+class FisherByColumns(ABC):
+    """Likelihoods that give R one column after the other: of C outputs all of them take C^2 numbers a row."""
+
+    @abstractmethod
+    def fisher_rank(self, outputs: Tensor) -> int:
+        """How many columns R has at each position."""
+
+    @abstractmethod
+    def fisher_columns(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Iterator[Tensor]:
+        """The columns of R at all positions, each [B, ..., C], as `fisher_factor` has them."""
+
+    @abstractmethod
+    def fisher_diagonal(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """The diagonal of F of every row, for outputs [B, C]."""
+
+    @abstractmethod
+    def fisher_sum(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """F summed over rows, [C, C], for outputs [B, C]; without F of any row."""
+
+
+def fisher_rank(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> int:
+    """How many columns the factor of a row's Fisher information has, all positions together."""
+    if isinstance(likelihood, FisherByColumns):
+        positions = outputs[0].numel() // outputs.shape[likelihood.output_axis]
+        return positions * likelihood.fisher_rank(outputs)
+    shape = likelihood.fisher_factor(outputs[:1], targets[:1], hyper).shape
+    return math.prod(shape[1:-2]) * shape[-1]
+
+
+def fisher_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Iterator[Tensor]:
+    """The columns of R of all rows, position by position, each in the outputs' shape [B, ...]."""
+    axis = likelihood.output_axis
+    positions = math.prod(outputs.movedim(axis, -1).shape[1:-1])
+    for position in range(positions):
+        if isinstance(likelihood, FisherByColumns):
+            columns = likelihood.fisher_columns(outputs, targets, hyper)
+        else:
+            columns = iter(likelihood.fisher_factor(outputs, targets, hyper).unbind(-1))
+        for column in columns:  # [B, ..., C]
+            v = column
+            if positions > 1:
+                v = torch.zeros_like(column).flatten(1, -2)
+                v[:, position] = column.flatten(1, -2)[:, position]
+            yield v.reshape(column.shape).movedim(-1, axis)
+
+
+class DiagonalFisher(FisherByColumns):
     """Likelihoods whose outputs carry information independently: R is diagonal."""
 
     output_axis: ClassVar[int] = -1
@@ -93,6 +142,26 @@ class DiagonalFisher(ABC):
     def fisher_factor(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """R as a diagonal matrix, [B, ..., D, D]."""
         return torch.diag_embed(self._fisher_root(outputs, hyper))
+
+    def fisher_rank(self, outputs: Tensor) -> int:
+        """One column for each output."""
+        return outputs.shape[-1]
+
+    def fisher_columns(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Iterator[Tensor]:
+        """One output after the other."""
+        root = self._fisher_root(outputs, hyper)
+        for k in range(root.shape[-1]):
+            column = torch.zeros_like(root)
+            column[..., k] = root[..., k]
+            yield column
+
+    def fisher_diagonal(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """The squares of R."""
+        return self._fisher_root(outputs, hyper).square()
+
+    def fisher_sum(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+        """A diagonal matrix."""
+        return self.fisher_diagonal(outputs, targets, hyper).sum(0).diag()
 
     def fisher_trace(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """The sum of R's squares, [B]."""

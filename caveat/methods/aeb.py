@@ -31,6 +31,7 @@ from caveat.engine.sparse import (
     weight_name,
 )
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab, check_draws
+from caveat.engine.state_checks import check_names
 from caveat.engine.training import BatchPart
 from caveat.engine.variational import smaller_layout
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
@@ -52,7 +53,7 @@ class AEB(Method):
     slab: Positive = 1.0  # v1: the variance of included weights, in units of sigma^2
     burn_in: NonNegativeInt | None = None  # epochs in which weights are removed; None: 100, or 2,000 steps if more
     length: Count = 20  # draws
-    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 20 steps if that is more
+    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 50 steps if that is more
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
     momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
     temperature: Positive = 0.03  # 1 is the posterior; below 1 it is cold, and pruning finds better weights
@@ -114,6 +115,11 @@ class AEB(Method):
             return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
 
         return run.info(task.network.to(run.device), treatment, diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network as the knobs say."""
+        check_names("state", state, ["active", "rest", "hyper"], ["slices"])
+        DrawsState.of(state).check(network, self.length)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""

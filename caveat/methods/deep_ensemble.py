@@ -17,6 +17,7 @@ from caveat.engine.fresh_weights import FreshWeights
 from caveat.engine.method import Method
 from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_hyper, check_names, check_point
 from caveat.engine.training import Training, train_points
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
@@ -64,9 +65,17 @@ class DeepEnsemble(Method):
         for part in parts.values():
             run.absorb(part)
         mine = {m: {name: value.to(run.device) for name, value in mine[m].items()} for m in parts}
+        run.warnings.extend(fresh_weights.notes())
         run.add_costs_of_ranks()
         state = {"params": run.ranks.gather(mine, self.members), "hyper": task.hyper}
         return state, run.info(network, f"{self.members} point estimates")
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many points of the network as there are members."""
+        check_names("state", state, ["params", "hyper"])
+        check_hyper(state["hyper"], network)
+        noise = {name: value for name, value in state["hyper"].items() if name == "log_noise"}
+        check_point("params", state["params"], network, (self.members,), noise)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N members: each equally often, the remainder at random."""

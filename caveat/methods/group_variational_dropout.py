@@ -27,6 +27,7 @@ from caveat.engine.variational import (
     NoisyModel,
     TrainedUnits,
     UniformDraw,
+    check_layers,
     gaussian_kl,
     log_alpha,
     log_uniform_kl,
@@ -103,6 +104,10 @@ class GroupVariationalDropout(Method):
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
             kind="Gaussian",
         )
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper", "noise"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

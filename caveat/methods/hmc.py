@@ -24,10 +24,12 @@ from caveat.engine.chains import (
     HamiltonianSampler,
     ParallelChains,
     PassSettings,
+    check_chains,
     warn_of_what_chains_ignore,
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -96,8 +98,14 @@ class HMC(Method):
             sampler = HamiltonianSampler(self, chains, store, run)
             sampler.run_all()
             run.ranks.wait()  # until the first rank has written the last draw
-        info = run.info(network, f"{self.chains} x {self.length} draws by HMC", sampler.diagnostics())
-        return store.state(task.hyper).tensors(), info
+        state = store.state(task.hyper)
+        diagnostics = sampler.diagnostics() | check_chains(state, task, run)
+        return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by HMC", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "stats", "hyper"])
+        ChainState.of(state).check(network, (self.chains, self.length))
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_hyper, check_like, check_names, network_tensors
 from caveat.engine.training import BatchPart, PointTraining, Training, run_loop, total_steps
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Hyper
@@ -98,6 +99,17 @@ class IVON(Method):
         median = torch.cat([value.flatten() for value in variance.values()]).sqrt().median()
         diagnostics = {"history": point.history, "median_std": float(median), "hessian_momentum": 1 - forgetting}
         return state.tensors(), run.info(network, "diagonal Gaussian", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not a diagonal Gaussian over the network's weights."""
+        check_names("state", state, ["mean", "variance", "buffers", "hyper"])
+        found, (weights, buffers) = IVONState.of(state), network_tensors(network)
+        check_like("mean", found.mean, weights)
+        check_like("variance", found.variance, weights)
+        if any(bool((variance < 0).any()) for variance in found.variance.values()):
+            raise CorruptFile("variance holds negative numbers")
+        check_like("buffers", found.buffers, buffers if found.buffers else {})
+        check_hyper(found.hyper, network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N draws from the Gaussian."""

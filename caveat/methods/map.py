@@ -14,6 +14,7 @@ import torch
 
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_hyper, check_names, check_point
 from caveat.engine.training import Training, fit_temperature, train_point
 from caveat.knobs import check_knobs
 from caveat.network import Network, Params
@@ -57,6 +58,12 @@ class MAP(Method):
                 )
         diagnostics = point.report() | {k: v.tolist() for k, v in hyper.items()}
         return {"params": point.params, "hyper": hyper}, run.info(network, "point estimate", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not a point of the network."""
+        check_names("state", state, ["params", "hyper"])
+        check_point("params", state["params"], network)
+        check_hyper(state["hyper"], network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """The same weights, n times."""

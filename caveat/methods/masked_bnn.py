@@ -16,6 +16,7 @@ from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import plain_layers, weight_name
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, MaskedNetwork, check_draws, mean_account
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.storage import State
@@ -33,7 +34,7 @@ class MaskedBNN(Method):
     most: Annotated[int, Range(1, 5)] = 3  # nodes that are born or die at once
     burn_in: NonNegativeInt | None = None  # epochs before the first draw; None: 100, or 2,000 steps if that is more
     length: Count = 20  # draws
-    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 20 steps if that is more
+    thin: Count | None = None  # epochs from one draw to the next; None: 2, or 50 steps if that is more
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
     momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.9  # 0 is SGLD, above it SGHMC
     temperature: Positive = 1.0  # of the weights; below 1: a cold posterior
@@ -86,6 +87,11 @@ class MaskedBNN(Method):
         }  # fmt: skip
         diagnostics |= chain.check() | check_draws(state, target.task, run)
         return run.info(network, treatment, diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network as the knobs say."""
+        check_names("state", state, ["active", "rest", "hyper"], ["slices"])
+        DrawsState.of(state).check(network, self.length)
 
     def predictor(self, state: State, network: Network) -> DrawsPredictor:
         """What predicts by sending inputs through each draw's own network."""

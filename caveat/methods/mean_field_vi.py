@@ -23,15 +23,18 @@ from caveat.engine.sparse import (
     substitute_and_means,
     training_account,
 )
-from caveat.engine.training import Training
+from caveat.engine.training import Training, total_steps
 from caveat.engine.variational import (
     LayerPrediction,
     LayerPredictor,
     LayerState,
     LayerTraining,
+    check_layers,
+    kl_weight_for,
     layer_info,
+    std_diagnostics,
+    std_rate_for,
     warm_up,
-    warn_if_frozen,
 )
 from caveat.knobs import Count, NonNegative, Positive, Share, check_knobs
 from caveat.network import Network
@@ -46,8 +49,8 @@ class MeanFieldVI(Method):
     """A Gaussian of its own for every weight of the linear and convolutional layers."""
 
     initial_std: Positive = 0.01  # of the weights
-    std_learning_rate: Positive = 0.01  # of log std, by Adam
-    kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
+    std_learning_rate: Positive | None = None  # of log std, by Adam; .01, or more in a short training, unless given
+    kl_weight: NonNegative | None = None  # beta at its highest; 1 is the ELBO; min(1, rows / weights) unless given
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
@@ -78,16 +81,22 @@ class MeanFieldVI(Method):
             start["hyper"],
             self.training,
             run,
-            std_learning_rate=self.std_learning_rate,
-            kl_weight=warm_up(self.kl_weight, self.kl_warmup),
+            std_learning_rate=std_rate_for(self.std_learning_rate, total_steps(task, self.training)),
+            kl_weight=warm_up(kl_weight_for(self.kl_weight, task.n, layout.size), self.kl_warmup),
         )
         trained = trainer.train(account.total.training_flops)
-        diagnostics = warn_if_frozen(log_std, self.initial_std, self.std_learning_rate, run)
+        diagnostics = std_diagnostics(trainer, self.initial_std, run)
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""
         return LayerPredictor(LayerState.of(state), network, local=self.prediction == "local")
 
 
-MeanFieldVI.quick = MeanFieldVI(training=replace(Training(), epochs=60, learning_rate=0.01))
+MeanFieldVI.quick = MeanFieldVI(
+    kl_weight=0.1, std_learning_rate=0.01, training=replace(Training(), epochs=60, learning_rate=0.01)
+)

@@ -16,6 +16,8 @@ from caveat.engine.sparse import (
     Schedule,
     Scheme,
     active_counts,
+    default_density,
+    default_interval,
     dense_layers,
     random_layout,
     sparse_layers,
@@ -29,6 +31,7 @@ from caveat.engine.variational import (
     LayerTraining,
     Scope,
     WeightExchange,
+    check_layers,
     layer_info,
 )
 from caveat.knobs import Count, Range, Share, check_knobs
@@ -43,12 +46,13 @@ __all__ = ["RigL"]
 class RigL(Method):
     """Few point weights, chosen while they are trained."""
 
-    density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
+    # Share of the weights that are active; .05, or more where that would be few weights (`default_density`).
+    density: Annotated[float, Range(0, 1, open_low=True)] | None = None
     allocation: Allocation = "uniform"  # of the active weights over layers: the same share, or more to small ones (erk)
     dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
     scope: Scope = "layer"  # weights are exchanged within each layer, or over all of them
     replacement: Annotated[float, Range(0, 1, open_high=True)] = 0.3  # share exchanged at first; it falls as a cosine
-    interval: Count = 100  # steps from one exchange to the next
+    interval: Count | None = None  # steps from one exchange to the next; 100, or fewer so that there are 40 exchanges
     stop: Share = 0.75  # share of training after which the places stay
     training: Training = Training()
     starts_from: ClassVar[StartsFrom] = "scratch"
@@ -60,7 +64,9 @@ class RigL(Method):
 
     def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
         """How many active weights each layer has."""
-        return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+        weights = sum(layer.size for layer in layers.values())
+        density = default_density(weights) if self.density is None else self.density
+        return active_counts(layers, density, self.allocation, dense_layers(layers, self.dense))
 
     def memory(self, network: Network) -> int:
         """A value, its gradient and moments, and a place for each active weight."""
@@ -74,19 +80,25 @@ class RigL(Method):
             network, params, random_layout(layers, self.active_counts(layers), run)
         )
         del params  # whole weights, of which few are trained
-        schedule = Schedule(self.interval, self.replacement, self.stop, total_steps(task, self.training))
+        steps = total_steps(task, self.training)
+        interval = default_interval(steps, self.stop) if self.interval is None else self.interval
+        schedule = Schedule(interval, self.replacement, self.stop, steps)
         weights = ActiveWeights(values)
         exchange = WeightExchange(
             substitute, weights, lambda: values.detach().abs(), schedule, scope=self.scope, ranks=run.ranks
         )
-        scheme = Scheme(gaussian=False, interval=self.interval, optimizer=self.training.optimizer)
+        scheme = Scheme(gaussian=False, interval=interval, optimizer=self.training.optimizer)
         account = training_account(task, substitute.layout, run, scheme)
         trainer = LayerTraining(task, substitute, weights, start["hyper"], self.training, run, exchange=exchange)
         trained = trainer.train(account.total.training_flops)
         diagnostics: dict[str, Any] = {"exchanges": exchange.updates, "exchanged": exchange.replaced}
-        diagnostics |= {"exchanging": self.replacement > 0, "ran_sparse": trainer.ran_sparse}
+        diagnostics |= {"exchanging": self.replacement > 0, "interval": interval, "ran_sparse": trainer.ran_sparse}
         account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "point", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=False)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

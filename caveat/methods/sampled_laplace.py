@@ -12,11 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
+from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace import flat_prior
 from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, PosteriorSolution, StochasticDescent, Tuning
 from caveat.engine.linearised import (
     NEGLIGIBLE,
+    LikelihoodNoise,
     SamplePredictor,
     Sampler,
     SampleState,
@@ -27,6 +29,7 @@ from caveat.engine.linearised import (
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Gaussian, Likelihood
 from caveat.network import Layer, Network
@@ -102,17 +105,23 @@ class SampledLaplace(Method):
     def check(self, task: Task, device: torch.device) -> None:
         """Refuse what can be refused before a start is trained."""
         network = self._restricted(task.network)
-        if network.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"SampledLaplace needs weights in float32 or float64, and these are {network.dtype}: use "
-                "module.float(), and arithmetic='float16' for speed"
-            )
+        network.check_precision("SampledLaplace", "use module.float(), and arithmetic='float16' for speed")
         if self.prediction == "closed" and type(network.likelihood).__name__ == "Poisson":
             raise ValueError("a Poisson prediction has no closed form: use prediction='samples'")
         if self.temperature == "validation" and task.validation is None:
             raise ValueError(
                 "temperature='validation' needs validation rows: give the task validation=0.1, or a loader"
             )
+        outputs, targets = task.outputs(task.network, task.network.params(), task.train.part(torch.arange(1)))
+        noise = LikelihoodNoise(network.likelihood, task.hyper, outputs, targets)
+        rows = self.solver.batch_rows if isinstance(self.solver, StochasticDescent) else self.block_rows or 1
+        refuse_if_too_large(
+            f"the Fisher information of {rows:,} row{'s' * (rows > 1)} with {outputs[0].numel():,} outputs",
+            2 * rows * noise.row_numbers * network.dtype.itemsize,
+            device,
+            "take fewer rows at a time (block_rows=1, or the solver's batch_rows), or "
+            "LastLayerLaplace(structure='diagonal'), or Laplace(structure='diagonal', fisher='mc')",
+        )
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Linearise, find the prior precision, solve for the samples, and find their temperature."""
@@ -211,6 +220,11 @@ class SampledLaplace(Method):
             return "samples of the linearised posterior" if layer.name in layers else "fixed at the MAP"
 
         return of
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many samples of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "hyper", "samples", "posterior"])
+        SampleState.of(state).check(self._restricted(network), network, self.samples)
 
     def predictor(self, state: State, network: Network) -> SamplePredictor:
         """The linearised network at the samples, or the network itself."""

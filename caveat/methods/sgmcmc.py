@@ -33,6 +33,7 @@ from caveat.engine.chains import (
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -49,10 +50,10 @@ class SGMCMC(Method):
 
     chains: Count = 4
     length: Count = 100  # draws of each chain
-    thin: Count | None = None  # epochs from one draw to the next; None: 1, or as many as make 20 steps
+    thin: Count | None = None  # epochs from one draw to the next; None: 1, or as many as make 50 steps
     burn_in: NonNegativeInt | None = None  # epochs before the first draw; None: 100, or as many as make 2,000 steps
     learning_rate: Positive | None = None  # eta times the number of rows; None finds it in the burn-in
-    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.99  # beta; 0 is SGLD
+    momentum: Annotated[float, Range(0, 1, open_high=True)] = 0.98  # beta; 0 is SGLD
     preconditioner: Literal["identity", "rmsprop"] = "identity"
     cycle: NonNegativeInt = 0  # epochs in which the step falls to 0; 0 keeps it as it is
     draws_a_cycle: Count = 1  # taken at the cycle's end
@@ -124,6 +125,11 @@ class SGMCMC(Method):
         state = store.state(task.hyper)
         diagnostics |= check_chains(state, task, run)
         return state.tensors(), run.info(network, f"{self.chains} x {self.length} draws by SG-MCMC", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not as many draws of the network's weights as the knobs say."""
+        check_names("state", state, ["params", "stats", "hyper"])
+        ChainState.of(state).check(network, (self.chains, self.length))
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N stored draws: each as often as the others, in order."""

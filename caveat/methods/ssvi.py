@@ -44,6 +44,8 @@ from caveat.engine.sparse import (
     Substitute,
     active_counts,
     channel_account,
+    default_density,
+    default_interval,
     dense_layers,
     keep_scores,
     random_layout,
@@ -60,11 +62,13 @@ from caveat.engine.variational import (
     LayerState,
     LayerTraining,
     Scope,
-    Trained,
     WeightExchange,
+    check_layers,
+    kl_weight_for,
     layer_info,
+    std_diagnostics,
+    std_rate_for,
     warm_up,
-    warn_if_frozen,
 )
 from caveat.knobs import Count, NonNegative, Positive, Range, Share, check_knobs
 from caveat.network import Network
@@ -79,7 +83,8 @@ __all__ = ["SSVI"]
 class SSVI(Method):
     """Mean-field Gaussians over few weights, chosen while they are trained."""
 
-    density: Annotated[float, Range(0, 1, open_low=True)] = 0.05  # share of the weights that are active
+    # Share of the weights that are active; .05, or more where that would be few weights (`default_density`).
+    density: Annotated[float, Range(0, 1, open_low=True)] | None = None
     structure: Literal["unstructured", "channel"] = "unstructured"  # weights one by one, or whole channels
     allocation: Allocation = "uniform"  # of the active weights over layers: the same share, or more to small ones (erk)
     dense: tuple[str, ...] | Literal["first"] = "first"  # layers that keep all weights; "first" is a first convolution
@@ -88,12 +93,12 @@ class SSVI(Method):
     addition_batches: Count = 5  # that addition="batches" averages over
     scope: Scope = "layer"  # weights are exchanged within each layer, or over all of them
     replacement: Annotated[float, Range(0, 1, open_high=True)] = 0.3  # share exchanged at first; it falls as a cosine
-    interval: Count = 100  # steps from one exchange to the next
+    interval: Count | None = None  # steps from one exchange to the next; 100, or fewer so that there are 40 exchanges
     stop: Share = 0.75  # share of training after which the places stay
     initial_std: Positive = 0.01  # of the weights
     new_std: Positive | None = None  # of weights that are added; the mean of their layer's unless given
-    std_learning_rate: Positive = 0.01  # of log std, by Adam
-    kl_weight: NonNegative = 0.1  # beta at its highest; 1 is the ELBO
+    std_learning_rate: Positive | None = None  # of log std, by Adam; .01, or more in a short training, unless given
+    kl_weight: NonNegative | None = None  # beta at its highest; 1 is the ELBO; min(1, rows / active weights) else
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
@@ -113,19 +118,23 @@ class SSVI(Method):
 
     def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
         """How many active weights each layer has."""
-        return active_counts(layers, self.density, self.allocation, dense_layers(layers, self.dense))
+        return active_counts(layers, self._density(layers), self.allocation, dense_layers(layers, self.dense))
+
+    def _density(self, layers: dict[str, LayerGeometry]) -> float:
+        """The density, as given or by the number of weights."""
+        return default_density(sum(layer.size for layer in layers.values())) if self.density is None else self.density
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments, and a place for each active weight."""
         if self.structure == "channel":
-            return int(10 * network.dtype.itemsize * max(1.0, self.density * network.n_parameters))
+            density = self._density(sparse_layers(network))
+            return int(10 * network.dtype.itemsize * max(1.0, density * network.n_parameters))
         return 11 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights or channels."""
-        return (
-            self._fit_channels(task, start, run) if self.structure == "channel" else self._fit_weights(task, start, run)
-        )
+        fit = self._fit_channels if self.structure == "channel" else self._fit_weights
+        return fit(task, start, run)
 
     def _fit_weights(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network, params = task.network.to(run.device), start.pop("params")
@@ -148,10 +157,13 @@ class SSVI(Method):
         scheme = self._scheme(exchange.between_looks)
         account = training_account(task, substitute.layout, run, scheme)
         # Gradients at the means take a pass of their own.
-        extra = 3 * account.total.inference_flops / self.interval if self.addition == "mean" else 0.0
+        extra = 3 * account.total.inference_flops / self._interval(task) if self.addition == "mean" else 0.0
         trainer = self._trainer(task, substitute, weights, exchange, start, run)
         trained = trainer.train(account.total.training_flops + extra)
-        diagnostics = self._diagnostics(trained, run) | {"exchanges": exchange.updates, "exchanged": exchange.replaced}
+        diagnostics = self._diagnostics(trainer, task, run) | {
+            "exchanges": exchange.updates,
+            "exchanged": exchange.replaced,
+        }
         diagnostics["ran_sparse"] = trainer.ran_sparse
         account = training_account(task, trained.layout, run, scheme)  # scope="global" moves weights between layers
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
@@ -160,8 +172,9 @@ class SSVI(Method):
         network, params = task.network.to(run.device), start.pop("params")
         channels = find_channels(network.module, task.example(run.device))
         _check_channels(network, channels)
-        sizes = {name: geometry.size for name, geometry in sparse_layers(network).items()}
-        kept = self._first_channels(channels, sizes, run)
+        wide = sparse_layers(network)
+        sizes = {name: geometry.size for name, geometry in wide.items()}
+        kept = self._first_channels(channels, sizes, self._density(wide), run)
         if not is_restorable(network, channels, kept):
             raise ValueError(
                 "structure='channel' cannot narrow a normalisation without parameters or statistics of its own "
@@ -190,9 +203,10 @@ class SSVI(Method):
             seed=run.seed,
             ranks=run.ranks,
         )
-        account = channel_account(task, narrow, run, self._scheme(None), self.interval)
-        trained = self._trainer(task, substitute, weights, exchange, start, run).train(account.total.training_flops)
-        diagnostics = self._diagnostics(trained, run)
+        account = channel_account(task, narrow, run, self._scheme(None), self._interval(task))
+        trainer = self._trainer(task, substitute, weights, exchange, start, run)
+        trained = trainer.train(account.total.training_flops)
+        diagnostics = self._diagnostics(trainer, task, run)
         diagnostics |= {"exchanges": exchange.updates, "exchanged_channels": exchange.replaced}
         diagnostics["channels"] = [f"{len(exchange.kept[s])} of {width}" for s, width in enumerate(channels.widths)]
         diagnostics["whole"] = channels.whole
@@ -200,24 +214,24 @@ class SSVI(Method):
         state = trained.state(narrow, stored_slices(channels, exchange.kept))
         return state.tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
 
-    def _first_channels(self, channels: Channels, sizes: dict[str, int], run: Run) -> KeptChannels:
+    def _first_channels(self, channels: Channels, sizes: dict[str, int], density: float, run: Run) -> KeptChannels:
         """The channels to begin with, drawn at random; on a GPU multiples of sixteen, where that is near the density.
 
         Matrix units work on sixteen channels at a time, and are far slower on a number that is no multiple of eight.
         """
         state, weights = run.rng.get_state(), {weight_name(layer): size for layer, size in sizes.items()}
         if run.device.type == "cuda":
-            kept = random_channels(channels, self.density, run.rng, 16, weights)
-            if abs(channel_density(channels, kept, weights) / self.density - 1) < 0.2:
+            kept = random_channels(channels, density, run.rng, 16, weights)
+            if abs(channel_density(channels, kept, weights) / density - 1) < 0.2:
                 return kept
             run.rng.set_state(state)
-        kept = random_channels(channels, self.density, run.rng, sizes=weights)
+        kept = random_channels(channels, density, run.rng, sizes=weights)
         reached = channel_density(channels, kept, weights)
-        if abs(reached / self.density - 1) > 0.2:
-            near = f"whole channels come as near to density={self.density} as {reached:.3g}"
-            whole = _stay_whole(channels, sizes) if reached > self.density else {}
+        if abs(reached / density - 1) > 0.2:
+            near = f"whole channels come as near to density={density} as {reached:.3g}"
+            whole = _stay_whole(channels, sizes) if reached > density else {}
             # The others, one channel each, would be bottlenecks that save nothing.
-            if sum(sizes[name] for name in whole) > self.density * sum(sizes.values()):
+            if sum(sizes[name] for name in whole) > density * sum(sizes.values()):
                 named = "; ".join([*[*whole.values()][:5], *(["and others"] if len(whole) > 5 else [])])
                 raise ValueError(
                     f"{near}: some layers keep all of them ({named}); use structure='unstructured', or a higher density"
@@ -229,7 +243,11 @@ class SSVI(Method):
         return Scheme(interval=interval, optimizer=self.training.optimizer)
 
     def _schedule(self, task: Task) -> Schedule:
-        return Schedule(self.interval, self.replacement, self.stop, total_steps(task, self.training))
+        return Schedule(self._interval(task), self.replacement, self.stop, total_steps(task, self.training))
+
+    def _interval(self, task: Task) -> int:
+        """The steps from one exchange to the next, as given or by the number of steps."""
+        return default_interval(total_steps(task, self.training), self.stop) if self.interval is None else self.interval
 
     def _weights(self, mean: Tensor) -> ActiveWeights:
         return ActiveWeights(mean, torch.full_like(mean, math.log(self.initial_std)))
@@ -249,14 +267,17 @@ class SSVI(Method):
             self.training,
             run,
             exchange=exchange,
-            std_learning_rate=self.std_learning_rate,
-            kl_weight=warm_up(self.kl_weight, self.kl_warmup),
+            std_learning_rate=std_rate_for(self.std_learning_rate, total_steps(task, self.training)),
+            kl_weight=warm_up(kl_weight_for(self.kl_weight, task.n, len(weights.mean)), self.kl_warmup),
         )
 
-    def _diagnostics(self, trained: Trained, run: Run) -> dict[str, Any]:
-        assert trained.log_std is not None
-        moved = warn_if_frozen(trained.log_std, self.initial_std, self.std_learning_rate, run)
-        return moved | {"exchanging": self.replacement > 0}
+    def _diagnostics(self, trainer: LayerTraining, task: Task, run: Run) -> dict[str, Any]:
+        told = {"exchanging": self.replacement > 0, "interval": self._interval(task)}
+        return std_diagnostics(trainer, self.initial_std, run) | told
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""
@@ -294,4 +315,10 @@ def _check_channels(network: Network, channels: Channels) -> None:
         )
 
 
-SSVI.quick = SSVI(density=0.3, interval=20, training=replace(Training(), epochs=60, learning_rate=0.01))
+SSVI.quick = SSVI(
+    density=0.3,
+    interval=20,
+    kl_weight=0.1,
+    std_learning_rate=0.01,
+    training=replace(Training(), epochs=60, learning_rate=0.01),
+)

@@ -27,6 +27,7 @@ from caveat.engine.variational import (
     NoisyModel,
     TrainedUnits,
     UniformDraw,
+    check_layers,
     lognormal_kl,
     lognormal_log_moment,
     lognormal_log_snr,
@@ -114,6 +115,10 @@ class StructuredBayesianPruning(Method):
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
             kind="point",
         )
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper", "noise"], has_widths=False)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

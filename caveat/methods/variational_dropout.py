@@ -31,6 +31,7 @@ from caveat.engine.variational import (
     NoisyModel,
     NoisyTraining,
     Trained,
+    check_layers,
     layer_info,
     log_alpha,
     log_uniform_kl,
@@ -105,6 +106,10 @@ class VariationalDropout(Method):
         account = pruned_account(before, training_account(task, few, run, scheme))
         diagnostics = {"sparsity": 1 - account.density, "median_std": float(log_std[stay].median().exp())}
         return trained.state(network).tensors(), layer_info(task, trained, run, account, "Gaussian", diagnostics)
+
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not over weights of the network."""
+        check_layers(state, network, ["active", "rest", "hyper"], has_widths=True)
 
     def predictor(self, state: State, network: Network) -> LayerPredictor:
         """What predicts by passes through sparse layers."""

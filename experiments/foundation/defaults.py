@@ -78,10 +78,10 @@ def settings(training: Training) -> Iterator[tuple[str, str, Any]]:
                 training, epochs=epochs, optimizer="sgd", learning_rate=rate, schedule="constant", warmup=0.0
             )
             for rank in (0, 20):
-                yield "swag", f"rate {rate} epochs {epochs} rank {rank}", SWAG(rank=rank, training=path)
+                yield "swag", f"rate {rate} epochs {epochs} rank {rank}", SWAG(rank=rank, scale=1.0, training=path)
     for rate in (0.05, 0.1, 0.2) if small else ():
         path = replace(training, epochs=30, optimizer="sgd", learning_rate=rate, schedule="constant", warmup=0.0)
-        yield "swag", f"clipped rate {rate} epochs 30 rank 20", SWAG(training=replace(path, clip=1.0))
+        yield "swag", f"clipped rate {rate} epochs 30 rank 20", SWAG(scale=1.0, training=replace(path, clip=1.0))
     for rate in (0.05, 0.1, 0.2, 0.3) if small else (0.05, 0.1, 0.2):
         for epochs in (0, training.epochs // 4, training.epochs):
             peak = training.learning_rate if small else training.learning_rate / 4

@@ -71,7 +71,7 @@ def methods() -> Iterator[tuple[str, caveat.Method]]:
         yield f"{score} 2000, given", SubnetworkLaplace(2000, score, precision="given")
     yield "diagonal, given", Laplace(structure="diagonal", precision="given")
     path = Training(10, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0, clip=1.0, batch_size=128)
-    yield "SWAG", SWAG(rank=10, training=path)
+    yield "SWAG", SWAG(rank=10, scale=1.0, training=path)
     yield "MC dropout", MCDropout(rate=0.1, training=replace(TRAINING, epochs=10))
     yield "ensemble of 5", DeepEnsemble(5, TRAINING)
 

@@ -10,17 +10,20 @@ from typing import Any
 STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "os.listdir"}
 
 
-def killed_at(step: int, work: Callable[[], object], folder: Path) -> bool:
+def killed_at(step: int, work: Callable[[], object], folder: Path, counted: Path | None = None) -> bool:
     """Whether a copy of this process was killed before that step of its work in a folder; False where it got through.
 
     A step is what Python tells audit hooks of: a file opened, renamed, removed. An error in the work is raised here.
+    How many steps it took when it got through is written to `counted`.
     """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         try:
-            _kill_before(step, folder)
+            taken = _kill_before(step, folder)
             work()
+            if counted is not None:
+                counted.write_text(str(taken()))
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
@@ -33,7 +36,7 @@ def killed_at(step: int, work: Callable[[], object], folder: Path) -> bool:
     return False
 
 
-def _kill_before(step: int, folder: Path) -> None:
+def _kill_before(step: int, folder: Path) -> Callable[[], int]:
     left = step
     place = str(folder.resolve())
 
@@ -46,3 +49,4 @@ def _kill_before(step: int, folder: Path) -> None:
             left -= 1
 
     sys.addaudithook(watch)
+    return lambda: step - left

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.chains import (
-    HAMILTONIAN_STATS,
-    Coordinates,
-    random_stream,
-)
+from caveat.engine.chains import HAMILTONIAN_STATS, Coordinates, hamiltonian_sampler, random_stream
+from caveat.engine.chains.diagnostics import effective_sample_size
 from caveat.network import Params
 from tests.methods.hmc_reference import flat_draws, network_task, without_data
 
@@ -149,6 +146,39 @@ def test_batchnorm_is_kept_and_said() -> None:
 
 
 # What goes wrong is said.
+
+
+def test_chains_that_have_not_mixed_are_said_by_the_fit() -> None:
+    method = caveat.HMC(3, 30, 0, step_size=0.002, trajectory=0.01)  # hardly leaves where it began
+    info = caveat.fit(network_task(), method, progress=False).info
+    assert any("the chains have not mixed: R-hat up to" in warning for warning in info.warnings)
+    assert info.diagnostics["rhat_predictions"] > 1.5
+    assert info.diagnostics["ess_predictions"] < 30
+
+
+def test_a_mixture_prior_is_crossed_whatever_its_narrowest_part() -> None:
+    prior = caveat.GaussianMixturePrior((0.1, 1.0), (0.2, 0.8))
+    posterior = caveat.fit(without_data(prior), caveat.HMC(2, 100, 40), progress=False)
+    drawn = flat_draws(posterior)
+    assert float(effective_sample_size(drawn)[0].median()) > 60
+    assert float(drawn.square().mean().sqrt()) == pytest.approx(math.sqrt(0.8), rel=0.15)
+
+
+def test_inputs_of_a_million_are_refused_in_time() -> None:
+    torch.manual_seed(0)
+    x = 1e6 * torch.randn(50, 2)
+    task = caveat.Task(
+        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), (x, x[:, :1] / 1e6), caveat.Gaussian()
+    )
+    with pytest.raises(ValueError, match=r"inputs here are up to [23]\.\d+e\+06.*[Ss]tandardise"):
+        caveat.fit(task, caveat.HMC(2, 400, 40), progress=False)
+
+
+def test_trajectories_that_would_not_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hamiltonian_sampler, "LONGEST", 2)
+    with pytest.raises(ValueError, match=r"every draw would take \d+ leapfrog steps.*Standardise the inputs"):
+        caveat.fit(network_task(), caveat.HMC(2, 400, 40), progress=False)
+    caveat.fit(network_task(), caveat.HMC(1, 2, 0, step_size=0.2), progress=False)  # a step size that was given is used
 
 
 @pytest.mark.parametrize(

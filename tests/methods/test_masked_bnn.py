@@ -94,6 +94,23 @@ def test_without_information_in_the_rows_masks_follow_their_prior() -> None:
         assert found == pytest.approx(weight / sum(weights), abs=0.12)
 
 
+def test_a_line_is_learned_and_its_noise() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(150, 1, generator=rng)
+    y = 2 * x + 0.3 * torch.randn(150, 1, generator=rng)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1))
+    line = caveat.Task(module, (x, y), caveat.Gaussian(standardise=True))
+    posterior = caveat.fit(line, MaskedBNN(burn_in=400, length=10), progress=False)
+    predicted = posterior.predict(x)
+    assert float((predicted.mean - y).square().mean().sqrt()) < 0.4
+    assert 0.25 < float(predicted.variance.sqrt().mean()) < 0.45
+    assert not any("worse than the marginal" in warning for warning in posterior.info.warnings)
+    # At the rate that was the default once, the chain hides in its own noise, and says so.
+    wild = caveat.fit(line, MaskedBNN(burn_in=60, length=10, thin=2, learning_rate=0.1), progress=False)
+    assert any("worse than the marginal" in warning for warning in wild.info.warnings)
+
+
 def test_bad_input_is_refused_or_said() -> None:
     x, y = images()
     alone = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))

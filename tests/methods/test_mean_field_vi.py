@@ -1,6 +1,7 @@
 """Mean-field VI against the exact mean-field optimum of a linear regression, and what it says and keeps."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -129,6 +130,32 @@ def test_deviations_that_hardly_moved_are_warned_about() -> None:
     kept = caveat.fit(task(GaussianPrior(4.0)), MeanFieldVI(training=Training(epochs=0)), progress=False)
     assert not kept.info.warnings
     assert float(kept.state["active"]["log_std"].unique()) == pytest.approx(math.log(0.01))
+
+
+def test_the_knobs_that_are_left_open_arrive_at_the_optimum() -> None:
+    """The weight of the KL term is that of the bound, and the rate of the deviations fits the number of steps."""
+    x, y = regression()
+    posterior = caveat.fit(
+        task(GaussianPrior(4.0)), MeanFieldVI(training=Training(epochs=300, learning_rate=0.1)), progress=False
+    )
+    _, std = optimum(x, y, torch.full((6,), 4.0, dtype=torch.float64))
+    told = posterior.info.diagnostics
+    torch.testing.assert_close(posterior.state["active"]["log_std"].exp(), std, rtol=0.15, atol=0)
+    assert told["kl_weight"] == 1.0
+    assert told["std_learning_rate"] == pytest.approx(20 / 300)
+    assert not posterior.info.warnings
+    exact = float((posterior.state["active"]["log_std"].exp() / std).square().mean())
+    assert told["std_balance"] == pytest.approx(exact, rel=0.4)
+
+
+def test_deviations_that_have_not_arrived_are_warned_about() -> None:
+    method = MeanFieldVI(std_learning_rate=0.01, training=Training(epochs=60, learning_rate=0.1))
+    posterior = caveat.fit(task(GaussianPrior(4.0)), method, progress=False)
+    x, y = regression()
+    _, std = optimum(x, y, torch.full((6,), 4.0, dtype=torch.float64))
+    assert float((posterior.state["active"]["log_std"].exp() / std).max()) < 0.5
+    (warning,) = posterior.info.warnings
+    assert re.search(r"have not arrived.* std_learning_rate \(now 0\.01\)", warning)
 
 
 def test_another_prior_than_a_gaussian_is_refused() -> None:

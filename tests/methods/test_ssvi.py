@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import caveat
 from caveat import SSVI, GaussianPrior, Training
 from caveat.engine.sparse.removal_criteria import CRITERIA
+from caveat.engine.variational import kl_weight_for, std_rate_for
 from caveat.storage import stored_bytes
 
 NOISE, PRECISION = 0.5, 4.0
@@ -257,3 +258,24 @@ def test_bad_knobs_are_refused() -> None:
     none = caveat.Task(nn.Sequential(nn.Flatten(), nn.LayerNorm(36)), small().train.everything(), caveat.Categorical())
     with pytest.raises(ValueError, match="no linear or convolutional layer"):
         caveat.fit(none, QUICK, progress=False)
+
+
+@pytest.mark.parametrize("method", [SSVI(training=Training(epochs=80)), caveat.RigL(training=Training(epochs=80))])
+def test_a_small_network_keeps_half_of_its_weights_and_exchanges_dozens_of_times(method: Any) -> None:
+    torch.manual_seed(0)
+    x, y = regression()
+    module = nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+    told = caveat.fit(caveat.Task(module, (x, y), caveat.Gaussian()), method, progress=False).info.diagnostics
+    assert (told["density"], told["interval"]) == (0.5, 1)
+    assert told["exchanges"] == 59, "every step before three quarters of 80"
+    given = dataclasses.replace(method, density=0.1, interval=30)
+    told = caveat.fit(caveat.Task(module, (x, y), caveat.Gaussian()), given, progress=False).info.diagnostics
+    assert (told["density"], told["interval"], told["exchanges"]) == (0.1, 30, 1)
+
+
+def test_the_kl_weight_that_is_left_open_follows_rows_and_active_weights() -> None:
+    assert kl_weight_for(None, 1000, 250) == 1.0
+    assert kl_weight_for(None, 50_000, 11_000_000) == pytest.approx(0.0045, rel=0.02)
+    assert kl_weight_for(0.1, 1000, 250) == 0.1
+    assert [std_rate_for(None, steps) for steps in (10, 400, 2000, 10**6)] == [0.1, 0.05, 0.01, 0.01]
+    assert std_rate_for(0.003, 10) == 0.003

@@ -64,7 +64,7 @@ def test_moments_are_those_of_the_iterates(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(swag, "_collect", spied)
     training = Training(epochs=7, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0)
     start = caveat.MAP(training=Training(epochs=30))
-    posterior = caveat.fit(task, caveat.SWAG(rank=3, training=training), start=start, progress=False)
+    posterior = caveat.fit(task, caveat.SWAG(rank=3, scale=1.0, training=training), start=start, progress=False)
     path = torch.stack(iterates)
     torch.testing.assert_close(posterior.state["mean"]["weight"], path.mean(0))
     torch.testing.assert_close(posterior.state["variance"]["weight"], path.var(0, correction=0), atol=1e-12, rtol=1e-6)
@@ -91,6 +91,62 @@ def test_batchnorm_statistics_are_those_of_each_draw() -> None:
     assert {tuple(m.tolist()) for m in means} == {tuple(d["1.running_mean"].tolist()) for d in posterior.sample(8)}, (
         "draws are the prepared ones"
     )
+
+
+def linear_regression(noise: float) -> tuple[caveat.Task, Tensor, Tensor]:
+    """A task, its inputs, and the precision matrix of its posterior."""
+    rng = torch.Generator().manual_seed(0)
+    mix = torch.eye(5) + 0.4 * torch.randn(5, 5, generator=rng)
+    x = torch.randn(80, 5, generator=rng) @ mix
+    y = x @ torch.randn(5, 1, generator=rng) + noise * torch.randn(80, 1, generator=rng)
+    torch.manual_seed(0)
+    task = caveat.Task(nn.Linear(5, 1, bias=False), (x, y), caveat.Gaussian(noise=noise))
+    return task, x.double(), x.double().T @ x.double() / noise**2 + torch.eye(5, dtype=torch.float64)
+
+
+def logistic_regression() -> tuple[caveat.Task, Tensor, Tensor]:
+    """A task, its inputs, and the precision matrix of its posterior at the mode."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(150, 5, generator=rng)
+    y = (torch.rand(150, generator=rng) < torch.sigmoid(x @ torch.tensor([2.0, -1, 0, 1, 0]))).float()[:, None]
+    mode, inputs = torch.zeros(5, dtype=torch.float64), x.double()
+    for _ in range(30):
+        p = torch.sigmoid(inputs @ mode)
+        precision = (inputs * (p * (1 - p))[:, None]).T @ inputs + torch.eye(5, dtype=torch.float64)
+        mode = mode - torch.linalg.solve(precision, inputs.T @ (p - y[:, 0].double()) + mode)
+    torch.manual_seed(0)
+    return caveat.Task(nn.Linear(5, 1, bias=False), (x, y), caveat.Bernoulli()), inputs, precision
+
+
+@pytest.mark.parametrize("kind", ["little noise", "much noise", "logistic"])
+@pytest.mark.parametrize("rate", [0.005, 0.1])
+def test_the_default_is_as_wide_as_the_posterior_whatever_the_learning_rate(kind: str, rate: float) -> None:
+    task, x, precision = logistic_regression() if kind == "logistic" else linear_regression(0.2 if "li" in kind else 1)
+    method = caveat.SWAG(training=Training(**{**vars(caveat.SWAG().training), "learning_rate": rate}))
+    start = caveat.MAP(training=Training(epochs=500, learning_rate=0.03))
+    posterior = caveat.fit(task, method, start=start, progress=False)
+    draws = torch.stack([draw["weight"][0].double() for draw in posterior.sample(1000)])
+    exact = ((x @ precision.inverse()) * x).sum()
+    width = float(((draws - draws.mean(0)) @ x.T).square().mean(0).sum() / exact)
+    assert 0.8 < width**0.5 < 1.25, "the standard deviation of the outputs, against the posterior's own"
+    told = posterior.info.diagnostics
+    assert told["directions"] <= 5
+    paper = caveat.fit(task, caveat.SWAG(scale=1.0, training=method.training), start=start, progress=False)
+    torch.testing.assert_close(
+        paper.state["variance"]["weight"] * told["scale"], posterior.state["variance"]["weight"], rtol=1e-4, atol=0
+    )
+    assert paper.info.diagnostics["scale"] == 1.0
+
+
+def test_batches_of_all_rows_are_warned_about_and_never_the_default() -> None:
+    task, _, _ = linear_regression(1)
+    start = caveat.MAP(training=Training(epochs=200, learning_rate=0.03))
+    quiet = caveat.fit(task, caveat.SWAG(), start=start, progress=False)
+    assert not quiet.info.warnings
+    assert float(quiet.state["variance"]["weight"].min()) > 0
+    training = Training(**{**vars(caveat.SWAG().training), "batch_size": 80})
+    posterior = caveat.fit(task, caveat.SWAG(training=training), start=start, progress=False)
+    assert any("batch_size=80 takes all 80 training rows" in warning for warning in posterior.info.warnings)
 
 
 def test_bad_knobs_are_refused() -> None:
@@ -130,7 +186,7 @@ def test_buffers_that_training_moved_stay_with_the_draws() -> None:
     task = trained_task(Running())
     start = caveat.fit(task, caveat.MAP(training=Training(epochs=30)), progress=False)
     still = Training(epochs=3, optimizer="sgd", learning_rate=1e-9, schedule="constant", warmup=0.0)
-    posterior = caveat.fit(task, caveat.SWAG(training=still), start=start, progress=False)
+    posterior = caveat.fit(task, caveat.SWAG(scale=1.0, training=still), start=start, progress=False)
     x, _ = task.train.everything()
     assert "centre" in next(posterior.sample(1))
     torch.testing.assert_close(posterior.predict(x).probs, start.predict(x).probs, atol=0.05, rtol=0)

@@ -34,8 +34,8 @@ def check_chains(state: ChainState, task: Task, run: Run) -> dict[str, Any]:
         with torch.no_grad():
             outputs = network({name: draw[name] for name in network.names}, checks.x)
         checks.add(outputs, noise)
-    lp = state.stats["lp"]
-    return {"lp": float(lp.mean())} | checks.findings(len(lp), {"the log density": lp.double().cpu()})
+    lp = state.stats["lp"].double().cpu()
+    return {"lp": float(lp.mean())} | checks.findings(len(lp), {"lp": lp})
 
 
 class DrawChecks:
@@ -59,7 +59,7 @@ class DrawChecks:
         self.log_prob.append(likelihood.log_prob(outputs, self.y, hyper).double().flatten().cpu())
 
     def findings(self, chains: int, more: dict[str, Tensor]) -> dict[str, Any]:
-        """R-hats and effective sizes of predictions and of `more`, [chains, draws] each; adds warnings to the run.
+        """R-hats and effective sizes of predictions and of `more`, [chains, draws] by name; adds warnings to the run.
 
         One chain is looked at as its two halves, which have to agree as chains do.
         """
@@ -68,10 +68,10 @@ class DrawChecks:
         found: dict[str, Any] = {}
         for name, draws in groups.items():
             mixing = _mixing(draws)
-            word = name.removeprefix("the ").replace(" ", "_")
-            found |= {f"rhat_{word}": _number(mixing.rhat), f"ess_{word}": _number(mixing.size)}
+            found |= {f"rhat_{name}": _number(mixing.rhat), f"ess_{name}": _number(mixing.size)}
             if mixing.told is not None:
-                self.run.warnings.append(f"{name} {mixing.told}")
+                what = "the log density" if name == "lp" else name
+                self.run.warnings.append(f"{mixing.told} ({what}): draw longer chains (length, thin)")
         self._check_fit()
         return found
 
@@ -101,22 +101,21 @@ def _mixing(draws: Tensor) -> _Mixing:
         draws = torch.stack(draws[0, length % 2 :].chunk(2))
     found = convergence(draws)
     flat = draws.flatten(0, 1)
-    if not bool(flat.isfinite().all()):
-        return _Mixing(math.nan, math.nan, "are not finite in every draw: do not use them")
-    moving = flat.amax(0) > flat.amin(0)
-    if length < 4 or not bool(moving.any()):
-        return _Mixing(math.nan, math.nan, None if length < 4 else "are the same in every draw: chains do not move")
+    moving = flat.isfinite().all(0) & (flat.amax(0) > flat.amin(0))
+    if length < 4:
+        return _Mixing(math.nan, math.nan, None)
+    if not bool(moving.any()):
+        return _Mixing(math.nan, math.nan, "the chains do not move, or are not finite")
     size = float(found.ess_bulk[moving].min())
     rhat = found.rhat[moving & found.rhat.isfinite()]
     largest, limit = math.nan, math.inf
-    if len(rhat) and draws.shape[1] >= 4:
+    if len(rhat):
         largest, limit = float(rhat.max()), rhat_null(draws.shape[0], draws.shape[1], len(rhat)).limit
-    few, total = ESS_NOTHING * chains, flat.shape[0]
-    apart = largest > max(RHAT_APART, limit)
-    if not apart and size >= min(few, total / 2):
-        return _Mixing(largest, size, None)
-    told = f"of the chains have not mixed: R-hat up to {largest:.2f}" if apart else "have mixed slowly"
-    return _Mixing(largest, size, f"{told}, {size:.0f} effective draws of {total:,}: draw longer chains (length, thin)")
+    effective = f"{size:,.0f} effective draws of {len(flat):,}"
+    if largest > max(RHAT_APART, limit):
+        return _Mixing(largest, size, f"the chains have not mixed: R-hat up to {largest:.2f}, {effective}")
+    slow = size < min(ESS_NOTHING * chains, len(flat) / 2)
+    return _Mixing(largest, size, f"the chains have mixed slowly: {effective}" if slow else None)
 
 
 def _number(value: float) -> float | None:

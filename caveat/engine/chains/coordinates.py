@@ -1,6 +1,7 @@
 """Whitened coordinates: flat vectors z in which the prior has unit scale, and the weights at such a vector.
 
     w = scale * z,  scale = 1 / sqrt(precision) (Gaussian), the prior's own scale (Laplace, Student-t, logistic),
+                    sqrt(sum of weights std^2) (mixture: its standard deviation, whatever its narrowest part),
     w = z (alpha Sigma + epsilon I)^(1/2) for the filters of an EmpCov prior
 
 A step size then means the same for every prior, and a trajectory of length pi/2 crosses it. Noise that is to be
@@ -137,15 +138,16 @@ class Coordinates:
         return (z[..., place].unflatten(-1, (-1, len(root))) @ root).flatten(-2)
 
 
-def _scale(prior: Prior, name: str, weight: Tensor) -> Tensor:
-    """The scale of a weight's prior, [] or shaped as the weight; 1 for a prior that is not of this library."""
+def _scale(prior: Prior, name: str, like: Tensor) -> Tensor:
+    """The scale of the prior of some weights, [] or shaped as they are; 1 for a prior that is not of this library."""
     match prior:
         case GaussianPrior():
-            return prior.of(name, weight).rsqrt()
+            return prior.of(name, like).rsqrt()
         case EmpCovPrior():
-            return weight.new_tensor(prior.precision).rsqrt()
+            return like.new_tensor(prior.precision).rsqrt()
         case LaplacePrior() | StudentTPrior() | LogisticPrior():
-            return weight.new_tensor(prior.scale)
+            return like.new_tensor(prior.scale)
         case GaussianMixturePrior():
-            return weight.new_tensor(min(prior.stds))
-    return weight.new_ones(())
+            variances = [weight * std**2 for weight, std in zip(prior.weights, prior.stds, strict=True)]
+            return like.new_tensor(sum(variances) / sum(prior.weights)).sqrt()
+    return like.new_ones(())

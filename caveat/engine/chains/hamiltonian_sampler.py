@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from caveat.engine.chains.diagnostics import convergence, e_bfmi
+from caveat.batches import tensors
+from caveat.engine.chains.diagnostics import e_bfmi
 from caveat.engine.chains.draw_store import DrawStore
 from caveat.engine.chains.hamiltonian import DualAveraging
 from caveat.engine.chains.log_posterior import LogPosterior
@@ -27,6 +28,7 @@ __all__ = ["HAMILTONIAN_STATS", "HamiltonianKnobs", "HamiltonianSampler"]
 
 DIVERGED = 1000.0  # an energy error above it is a divergence
 LONGEST_IN_WARMUP = 200  # leapfrog steps
+LONGEST = 10_000  # leapfrog steps of a trajectory whose step size the warm-up found: more would take for ever
 HOPELESS = 20  # iterations in a row, after the warm-up, in which every proposal of every chain diverged
 
 # What is stored of each draw, and its type.
@@ -242,6 +244,8 @@ class HamiltonianSampler:
 
     def iterate(self) -> float:
         """Move every chain once; returns the mean acceptance probability."""
+        if self.iteration == self.knobs.warmup and self.knobs.step_size is None:
+            self._check_length()
         warming, step_size, steps = self.iteration < self.knobs.warmup, self.step_size, self.steps
         proposals = self.chains.each(partial(self._move, iteration=self.iteration, step_size=step_size, steps=steps))
         passes = (2 * self.knobs.splits - 1) / self.knobs.splits
@@ -264,6 +268,23 @@ class HamiltonianSampler:
         self.iteration += 1
         return acceptance
 
+    def _check_length(self) -> None:
+        """Refuse trajectories of so many steps that the draws would not come back."""
+        if self.steps <= LONGEST:
+            return
+        raise ValueError(
+            f"the warm-up found a step size of {self.step_size:.2g}, at which every draw would take {self.steps:,} "
+            "leapfrog steps: the posterior is far narrower than the prior in some direction, as it is where inputs or "
+            f"targets are large{self._size_of_inputs()}. Standardise the inputs, and the targets by "
+            "Gaussian(standardise=True); otherwise give a shorter trajectory, mass='diagonal', or a step_size to go on "
+            "with nevertheless"
+        )
+
+    def _size_of_inputs(self) -> str:
+        """How large the first inputs are, in brackets; nothing where they are no real numbers."""
+        sizes = [t.abs().max() for t in tensors(next(iter(self.chains.pieces.part()))[0]) if t.is_floating_point()]
+        return f" (inputs here are up to {float(max(sizes)):.3g})" if sizes else ""
+
     def _check(self, all_diverged: bool, warming: bool) -> None:
         """Refuse to go on where no proposal is ever accepted."""
         self.hopeless = self.hopeless + 1 if all_diverged else 0
@@ -276,7 +297,9 @@ class HamiltonianSampler:
         if self.step_size < 1e-9 and not given:
             raise ValueError(
                 "the warm-up found no step size at which proposals are accepted, however small: the log density may "
-                "jump or be NaN near the start; look at the likelihood and the prior, or try begin='prior'"
+                "jump or be NaN near the start, or inputs or targets may be so large that the posterior is too narrow "
+                f"for the arithmetic{self._size_of_inputs()}: standardise them, look at the likelihood and the prior, "
+                "or try begin='prior'"
             )
 
     def _adapt(self, acceptance: float) -> None:
@@ -338,13 +361,7 @@ class HamiltonianSampler:
                 f"trajectories of the warm-up were cut at {LONGEST_IN_WARMUP} leapfrog steps; those of the draws had "
                 f"up to {int(stats['n_steps'].max())}"
             )
-        mixing = convergence(stats["lp"].unsqueeze(-1))
-        numbers = {
-            "acceptance": stats["acceptance_rate"].mean(),
-            "rhat_lp": mixing.rhat,
-            "ess_lp": mixing.ess_bulk,
-            "e_bfmi": e_bfmi(stats["energy"]).min(),
-        }
+        numbers = {"acceptance": stats["acceptance_rate"].mean(), "e_bfmi": e_bfmi(stats["energy"]).min()}
         diagnostics = {
             "step_size": float(stats["step_size"][0, -1]),
             "leapfrog_steps": int(stats["n_steps"].max()),

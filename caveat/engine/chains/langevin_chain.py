@@ -170,8 +170,9 @@ class LangevinChain:
                 self.target.after_step(self, batch, part)
         run.ranks.add([total])
         self.epoch += 1
-        run.gradient_evaluations += 1
-        run.flops += self.task.n * self.target.flops()
+        passes = 1 + self.search.cost(range(self.step - self.steps, self.step))
+        run.gradient_evaluations += passes
+        run.flops += passes * self.task.n * self.target.flops()
         loss = -float(total) / self.steps / self.task.n
         self._check_finite(loss)
         self.history.append({"epoch": self.epoch, "loss": loss, "seconds": time.monotonic() - started})
@@ -179,7 +180,7 @@ class LangevinChain:
     def _one_step(self, batch: tuple[Inputs, Tensor] | None, part: BatchPart, rng: torch.Generator) -> Tensor:
         """Move by the gradient of a batch; returns this rank's part of the log density, []."""
         if self.search.due(self.step):
-            self._measure(first=self.step == 0)
+            self._measure()
         moved = self.target.moved
         value, gradients = self._gradients(self.target.log_joint, batch, part)
         root_step_size = self.search.step_size[0].sqrt()
@@ -213,13 +214,13 @@ class LangevinChain:
         like, rng = _flat(self.target.moved), random_stream(self.run.seed, "chain", "direction")
         return torch.randn(like.shape, generator=rng, dtype=like.dtype).to(like.device)[None]
 
-    def _measure(self, first: bool) -> None:
+    def _measure(self) -> None:
         """Look at the curvature here, for the step size."""
         moved = self.target.moved
         here = _flat(moved)
         if self.search.direction.shape[1] != len(here):  # weights were removed
-            self.search.direction, first = self._random_direction(), True
-        self.search.measure(self._flat_gradient(), here[None], slice(0, 1), first=first, mass=None)
+            self.search.turn(self._random_direction())
+        self.search.measure(self._flat_gradient(), here[None], slice(0, 1), self.step, mass=None)
         _put(here, moved)
 
     def _flat_gradient(self) -> Callable[[Tensor], Tensor]:

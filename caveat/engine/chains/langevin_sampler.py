@@ -117,7 +117,9 @@ class LangevinSampler:
             while self.epoch < self.plan.epochs:
                 if not (self._captures and self._captured_epoch()):
                     self.chains.each(self._one_epoch)
-                self.chains.count_cost(self.chains.count)
+                first = self.epoch * self.plan.steps
+                search = self.search.cost(range(first, first + self.plan.steps))
+                self.chains.count_cost((1 + search) * self.chains.count)
                 drawn = self.plan.epoch_of(self.taken) == self.epoch
                 if drawn or self.epoch % 10 == 0:
                     self._check()
@@ -133,6 +135,7 @@ class LangevinSampler:
         streams = [random_stream(self.run.seed, "start", chain) for chain in self.chains.mine]
         fresh_weights = FreshWeights(network)
         self.position = torch.stack([coordinates.at(fresh_weights(rng)) for rng in streams]).to(network.device)
+        self.run.warnings.extend(fresh_weights.notes())
         self.momentum = torch.zeros_like(self.position)
         self.square = torch.full_like(self.position, math.nan)  # of the mean gradient: none has been seen yet
         self.search.begin(self._directions())
@@ -267,7 +270,7 @@ class LangevinSampler:
             if step == 0:
                 self._adapt_mass(which, gradient(position[which]))
             mass = _mass(self.square[which])
-        self.search.measure(gradient, position[which], which, first=step == 0, mass=mass)
+        self.search.measure(gradient, position[which], which, step, mass)
 
     def _check(self) -> None:
         sound = torch.isfinite(self.position).all(1).double()

@@ -10,7 +10,8 @@ direction and less along all others; since every row is seen once an epoch it is
 (docs/methods/sgmcmc.md). The curvature of regression has 1 / noise^2 in it, and learned noise falls by orders of
 magnitude while a chain burns in, so that the curvature is measured every few steps; what counts is the largest one of
 late. With the burn-in the search is over: draws are taken with one step size, since a step that goes on adapting to
-where the chain is would bias them.
+where the chain is would bias them. Only where a chain meets a curvature of three times what it knew is its step made
+smaller, for good: a chain whose burn-in was too short then stays stable.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ __all__ = ["BURN_IN_STEPS", "STEPS_A_DRAW", "StepSearch", "share_of_stable_step"
 Gradient = Callable[[Tensor], Tensor]  # of a log density, [chains, P] at positions [chains, P]
 
 BURN_IN_STEPS = 2000  # at least, however few rows there are, unless a method is told how many epochs
-STEPS_A_DRAW = 20  # likewise
+STEPS_A_DRAW = 50  # likewise
 STEEPNESS = 0.1  # the step, as a share of that at which a chain runs away
 BATCH_HEAT = 30.0  # by how much independent batches would heat the steepest direction at most, in units of T
 CURVATURE_ROWS = 512  # that a curvature is measured on, or a batch if that has more
@@ -33,6 +34,8 @@ FIRST_ITERATIONS = 10  # of the power iteration, from a random direction; afterw
 FORGETTING = 0.95  # by which an earlier, larger curvature counts less from one measurement to the next
 EVERY = 10  # steps from one measurement to the next, or a hundredth of the burn-in after its first steps
 OFTEN = 500  # steps in which measurements are that frequent
+EVERY_AFTERWARDS = 100  # steps, once the burn-in is over
+TOLERANCE = 3.0  # by which the curvature may then be larger than it was, before the step is made smaller
 TOO_STEEP = 0.5  # the share at which the variance along the steepest direction is twice what it should be
 REACH = 1e-3  # of a finite difference, in units of the position's length
 
@@ -42,7 +45,7 @@ class StepSearch:
 
     def __init__(self, given: float | None, momentum: float, rows: int, batch: int, burn_in_steps: int) -> None:
         """`given` is a step size that is used as it is; `batch` of the `rows` are seen by a step."""
-        self.given, self.burn_in_steps = given, burn_in_steps
+        self.given, self.burn_in_steps, self.all_rows = given, burn_in_steps, rows
         self.allowed = STEEPNESS * 2 * (1 + momentum)  # of eta lambda
         if batch < rows:
             self.allowed = min(self.allowed, BATCH_HEAT * 2 * (1 - momentum) * batch / (rows - batch))
@@ -50,20 +53,35 @@ class StepSearch:
 
     def begin(self, direction: Tensor) -> None:
         """Start from random directions [chains, P], of any length."""
-        self.direction = direction / direction.norm(dim=1, keepdim=True)
+        self.turn(direction)
         self.curvature = torch.zeros(len(direction), dtype=torch.float64, device=direction.device)
+
+    def turn(self, direction: Tensor) -> None:
+        """Go on from other directions [chains, P], of any length: there are other coordinates now."""
+        self.direction = direction / direction.norm(dim=1, keepdim=True)
 
     def due(self, step: int) -> bool:
         """Whether the curvature is to be measured before a step, counted from 0."""
-        if self.given is not None or step > max(0, self.burn_in_steps - 1):
+        if self.given is not None:
             return False
+        if step >= max(1, self.burn_in_steps):
+            return step % EVERY_AFTERWARDS == 0
         return step % EVERY == 0 and (step < OFTEN or step % max(EVERY, self.burn_in_steps // 1000 * EVERY) == 0)
 
-    def measure(self, gradient: Gradient, position: Tensor, which: slice, first: bool, mass: Tensor | None) -> None:
-        """Look at the curvature at positions [chains, P] of some chains, in coordinates of unit mass."""
-        iterations = FIRST_ITERATIONS if first else 1
+    def measure(self, gradient: Gradient, position: Tensor, which: slice, step: int, mass: Tensor | None) -> None:
+        """Look at the curvature at positions [chains, P] of some chains before a step, in coordinates of unit mass."""
+        iterations = FIRST_ITERATIONS if step == 0 else 1
         found, self.direction[which] = _steepest(gradient, position, self.direction[which], iterations, mass)
-        self.curvature[which] = torch.maximum(found, FORGETTING * self.curvature[which])
+        known = self.curvature[which]
+        if step < max(1, self.burn_in_steps):
+            self.curvature[which] = torch.maximum(found, FORGETTING * known)
+        else:
+            self.curvature[which] = torch.where(found > TOLERANCE * known, found, known)
+
+    def cost(self, steps: range) -> float:
+        """Gradients of all rows that measurements before these steps take, of one chain."""
+        iterations = (FIRST_ITERATIONS if step == 0 else 1 for step in steps if self.due(step))
+        return sum(1 + n for n in iterations) * self.rows / self.all_rows
 
     @property
     def step_size(self) -> Tensor:

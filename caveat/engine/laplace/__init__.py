@@ -9,6 +9,7 @@
     gaussians          the Gaussian of a full or low-rank curvature
     layer_gaussians    the Gaussian of diagonal and Kronecker-factored curvatures
     prior_precision    the prior precision: given, by evidence, or by validation rows
+    evidence_choice    the evidence's choice, which validation rows overrule where they can tell
     output_draws       draws of outputs for the search on validation rows
     memory             what a structure takes in bytes, and what would fit
     laplace_posterior  what the posterior keeps, and predictions of the linearised network

@@ -22,11 +22,13 @@ from caveat.engine.laplace.laplace_posterior import LaplacePrediction, LaplacePr
 from caveat.engine.laplace.layer_gaussians import KroneckerPart, LayerCurvature
 from caveat.engine.laplace.memory import Structure, curvature_bytes, what_fits
 from caveat.engine.laplace.prior_precision import Precision, TunedGaussian
-from caveat.engine.laplace.sweep import Fisher, Sweep, exact_columns
+from caveat.engine.laplace.sweep import Fisher, Sweep
 from caveat.engine.method import Method
 from caveat.engine.run import Run, StartsFrom
+from caveat.engine.state_checks import check_names
 from caveat.knobs import Count, Positive, Share, check_knobs
 from caveat.likelihoods import Categorical, Gaussian, Hyper, Likelihood
+from caveat.likelihoods.protocol import fisher_rank
 from caveat.network import Layer, Network, Params
 from caveat.rows import Rows
 from caveat.storage import State
@@ -50,7 +52,7 @@ Arithmetic = Literal["full", "bfloat16"]
 class LaplaceKnobs(Method):
     """How the curvature is summed, how the prior precision is found, and how predictions are made."""
 
-    # The prior's: auto takes validation or, without validation rows, evidence; given is the task's own; scaled, that
+    # The prior's: auto takes evidence unless validation rows can tell; given is the task's own; scaled, that
     # times the share of weights chosen; layers finds one a layer by evidence; or a number.
     precision: Precision | Positive = "auto"
     # By linearised draws, weight draws, in closed form (exact for Gaussian noise, probit for classes), by the Laplace
@@ -87,15 +89,16 @@ class LaplaceKnobs(Method):
         """Predictions of the linearised network."""
         return LaplacePredictor(LaplaceState.of(state), network, self.prediction)
 
+    def check_state(self, state: State, network: Network) -> None:
+        """Refuse a state that is not a Gaussian around a point of the network."""
+        check_names("state", state, ["params", "hyper", "gaussian"], ["subnetwork"])
+        LaplaceState.of(state).check(network)
+
     def check_against(self, task: Task, outputs: Tensor) -> None:
         """Refuse knobs that this task, whose network has such outputs, cannot be given."""
         network = task.network
         kind = type(network.likelihood).__name__
-        if network.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"a Laplace approximation needs weights in float32 or float64, and these are {network.dtype}: use "
-                "module.float(), and arithmetic='bfloat16' for speed"
-            )
+        network.check_precision("a Laplace approximation", "use module.float(), and arithmetic='bfloat16' for speed")
         if self.prediction == "bridge" and not isinstance(network.likelihood, Categorical):
             raise ValueError(f"prediction='bridge' is for classes, and this is {kind}: use 'samples' or 'closed'")
         if self.prediction == "bridge" and outputs.ndim != 2:
@@ -128,7 +131,7 @@ def check_laplace(
     flat_prior(chosen.network, network.params())
     first, targets = task.outputs(network, network.params(), task.train.part(torch.arange(1)))
     knobs.check_against(task, first)
-    m = task.n * (1 if knobs.fisher == "mc" else exact_columns(network, first, targets, task.hyper))
+    m = task.n * (1 if knobs.fisher == "mc" else fisher_rank(network.likelihood, first, targets, task.hyper))
     tuned, n = knobs.tunes_precision, len(chosen)
     what = f"a {structure} structure over {n:,} weights"
     if structure == "full":

@@ -16,9 +16,10 @@ from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.chosen_weights import ChosenWeights
 from caveat.engine.laplace.gaussians import WeightGaussian
-from caveat.engine.laplace.layer_gaussians import restored
+from caveat.engine.laplace.layer_gaussians import check_gaussian, restored
 from caveat.engine.predictors import Replicas, outputs_of_draws
 from caveat.engine.row_gradients import Jacobian, Plans, evenly
+from caveat.engine.state_checks import check_hyper, check_indices, check_point, network_tensors
 from caveat.engine.torch_settings import differentiable_attention, jvp
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -51,6 +52,21 @@ class LaplaceState:
             lacking = f"no group {sorted(missing)[0]!r}" if missing else "no prior precisions"
             raise CorruptFile(f"this is not the state of a Laplace posterior: it has {lacking}")
         return cls(state["params"], state["hyper"], state["gaussian"], state.get("subnetwork"))
+
+    def check(self, network: Network) -> None:
+        """Refuse what is not a Gaussian over weights of the network, around a point of it."""
+        check_point("params", self.params, network)
+        check_hyper(self.hyper, network)
+        weights, _ = network_tensors(network)
+        for name, entries in (self.subnetwork or {}).items():
+            if name not in weights:
+                raise CorruptFile(f"subnetwork/{name} does not belong there")
+            check_indices(f"subnetwork/{name}", entries, weights[name].numel())
+        if len({len(entries) > 0 for entries in (self.subnetwork or {}).values()}) > 1:
+            raise CorruptFile("subnetwork has entries of some parameters, and all of others")
+        chosen = ChosenWeights.stored(network, self.subnetwork)
+        shapes = {name: weights[name].shape for name in chosen.network.names}
+        check_gaussian(self.gaussian, shapes, len(chosen), network.dtype)
 
     def posterior(self, network: Network) -> tuple[ChosenWeights, WeightGaussian]:
         """The weights that the posterior is over, and their Gaussian."""

@@ -14,10 +14,21 @@ from torch import Tensor
 from caveat.engine.cost import working_numbers
 from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
 from caveat.engine.row_gradients import Jacobian, ProductUse, RowPass
+from caveat.engine.state_checks import check_names, check_tensor
 from caveat.network import Params
 from caveat.randomness import normals
+from caveat.storage import CorruptFile
 
-__all__ = ["DiagonalPart", "KroneckerPart", "LayerCurvature", "LayerGaussian", "RotatedPart", "factors", "restored"]
+__all__ = [
+    "DiagonalPart",
+    "KroneckerPart",
+    "LayerCurvature",
+    "LayerGaussian",
+    "RotatedPart",
+    "check_gaussian",
+    "factors",
+    "restored",
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,10 @@ class DiagonalPart:
     def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """Pieces of J of this parameter, [b, D, p], each with its rows."""
         yield from row_pass.jacobian_blocks(names)
+
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """The weights themselves."""
+        return weights
 
     def weights(self, deltas: Tensor) -> Tensor:
         """The draws themselves: the coordinates are weights."""
@@ -121,6 +136,11 @@ class RotatedPart:
                     per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
                 by_use.append(torch.stack(per_output, 1))
             yield rows, torch.stack(by_use).sum(0)
+
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """Weights [count, O I], the bias as a last input, in the eigenbasis: Q_G^T W Q_A."""
+        blocks = weights.unflatten(1, (len(self.out_values), len(self.in_values)))
+        return (self.out_vectors.T @ blocks @ self.in_vectors).flatten(1)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates [count, O I] back to the weight, then the bias."""
@@ -224,10 +244,14 @@ class LayerGaussian:
         return total
 
     def deltas(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draws [count, n], independent in the coordinates of each part."""
+        """Draws [count, n], independent in the coordinates of each part, in the order of the parts.
+
+        They are P^-1/2 z with the symmetric root, Q diag(p^-1/2) Q^T, of z that are standard normal over the weights:
+        which of the eigenvectors' signs, or of the bases of equal eigenvalues, rounding has chosen does not matter.
+        """
         return torch.cat(
-            [normals((count, len(p)), rng, p) / p.sqrt() for _, _, p in self.precisions()], 1
-        )  # in the order of the parts
+            [part.coordinates(normals((count, len(p)), rng, p)) / p.sqrt() for _, part, p in self.precisions()], 1
+        )
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta for each draw, summed over the parts, [count, B, D]."""
@@ -354,3 +378,38 @@ def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRa
             DiagonalPart(**fields_of_part) if is_diagonal else RotatedPart(**fields_of_part, has_bias=len(names) > 1)
         )
     return LayerGaussian(parts, places, prior)
+
+
+def check_gaussian(tensors: Params, shapes: dict[str, torch.Size], size: int, dtype: torch.dtype) -> None:
+    """Refuse what `restored` cannot make a Gaussian of: one over `size` weights, of parameters of these shapes."""
+    where, types = "gaussian", (dtype, torch.float32, torch.float64)
+    check_tensor(f"{where}/prior", tensors["prior"], (size,), types)
+    if not bool((tensors["prior"] > 0).all()):
+        raise CorruptFile(f"{where}/prior holds precisions that are not positive")
+    expected: dict[str, tuple[int, ...]] = {}
+    if "rows" in tensors or "cholesky" in tensors:
+        check_names(where, tensors, ["prior", "cholesky"], ["rows"])
+        count = len(tensors["rows"]) if "rows" in tensors and tensors["rows"].ndim else size
+        expected["cholesky"] = (count, count)
+        if "rows" in tensors:
+            expected["rows"] = (count, size)
+    else:
+        parts = dict.fromkeys(key.rpartition("|")[0] for key in tensors if key != "prior")
+        named = [name for part in parts for name in part.split("+")]
+        if sorted(named) != sorted(shapes):
+            raise CorruptFile(f"{where} is about {', '.join(named) or 'nothing'}, not about {', '.join(shapes)}")
+        for part in parts:
+            weight, *bias = part.split("+")
+            shape = shapes[weight]
+            if f"{part}|ggn" in tensors:
+                expected[f"{part}|ggn"] = (sum(shapes[name].numel() for name in part.split("+")),)
+                continue
+            outputs = int(shape[0]) if len(shape) else 1
+            inputs = shape.numel() // max(outputs, 1) + len(bias)
+            expected |= {f"{part}|in_values": (inputs,), f"{part}|in_vectors": (inputs, inputs), f"{part}|count": ()}
+            expected |= {f"{part}|out_values": (outputs,), f"{part}|out_vectors": (outputs, outputs)}
+        check_names(where, tensors, ["prior", *expected])
+    for name, shape_of_it in expected.items():
+        in_double = "rows" in tensors and name == "cholesky"  # the inner matrix of the dual form is factored so
+        kinds = (tensors["prior"].dtype, *([torch.float64] if in_double else []))
+        check_tensor(f"{where}/{name}", tensors[name], shape_of_it, kinds)

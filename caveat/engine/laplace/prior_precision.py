@@ -9,7 +9,11 @@ multiple of d needs the curvature's eigenvalues only. For a precision of each la
 
 is repeated with a new factor each time. On validation rows the best multiple is the one whose linearised prediction has
 the lowest negative log likelihood. Noise that is learned is found there with it: the noise that is best for the point
-alone counts all that the point does not know, and beside it no posterior would have anything left to explain.
+alone counts all that the point does not know, and beside it no posterior would have anything left to explain. "auto"
+takes the evidence's choice, of noise too, unless validation rows can tell another from it (`evidence_choice`).
+
+This evidence takes the trained weights w*. That of the linearised network as a linear model, as `SampledLaplace` has
+it, takes the linear model's own mean in their place.
 """
 
 import math
@@ -24,6 +28,7 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.golden_section import golden_section
 from caveat.engine.laplace.chosen_weights import ChosenWeights
+from caveat.engine.laplace.evidence_choice import nearest_to
 from caveat.engine.laplace.gaussians import Curvature, PrecisionPath, WeightGaussian
 from caveat.engine.laplace.output_draws import covariances, drawn_outputs, output_groups, rows_at_once
 from caveat.engine.laplace.sweep import Sweep
@@ -70,6 +75,9 @@ class Tuner:
 
     def evidence(self) -> TunedGaussian:
         """The multiple of the prior that maximises the log marginal likelihood."""
+        return self._given_or_above(self._evidence_scale())
+
+    def _evidence_scale(self) -> float:
         path = self.curvature.path(self.prior)
 
         def value(log_scale: float) -> float:
@@ -80,9 +88,8 @@ class Tuner:
         best = max(grid, key=value)
         step = grid[1] - grid[0]
         low = max(best - step, math.log(path.lowest) if path.lowest else best - step)
-        scale = math.exp(golden_section(lambda log_scale: -value(log_scale), low, best + step))
         self._warn_at_an_end(grid.index(best), _usable(path), "evidence")
-        return self._given_or_above(scale)
+        return math.exp(golden_section(lambda log_scale: -value(log_scale), low, best + step))
 
     def layers(self, groups: Sequence[tuple[str, Tensor]], steps: int = 100) -> TunedGaussian:
         """A precision for each group of weights (positions among the chosen), by MacKay's update."""
@@ -106,14 +113,17 @@ class Tuner:
         report["prior_precision"] = {name: float(prior[index].mean()) for name, index in groups}
         return TunedGaussian(gaussian, report)
 
-    def validation(self, jacobian: Jacobian, rows: Rows, hyper: Hyper) -> TunedGaussian:
-        """The multiple of the prior with the best linearised predictions on validation rows."""
+    def validation(self, jacobian: Jacobian, rows: Rows, hyper: Hyper, by_evidence: bool = False) -> TunedGaussian:
+        """The multiple of the prior with the best linearised predictions on validation rows.
+
+        With `by_evidence` it is the one nearest to the evidence's that these rows cannot tell from the best.
+        """
         path = self.curvature.path(self.prior)
         network = jacobian.network
 
         scales = _usable(path)
         some = rows.some(ROWS)
-        total = torch.zeros(len(scales), dtype=torch.float64)
+        losses: list[list[Tensor]] = [[] for _ in scales]
         rng = torch.Generator().manual_seed(self.run.seed)
         x, y = next(iter(some.ordered(1, network.device)))
         groups = output_groups(network.likelihood, jacobian.at(x).outputs, y, hyper)
@@ -124,12 +134,17 @@ class Tuner:
                 noise = torch.randn(DRAWS, len(y), *groups.shape, generator=rng, dtype=torch.float64)
                 for k, covariance in enumerate(covariances(path, row_pass, scales, groups)):
                     outputs = drawn_outputs(row_pass.outputs, covariance, noise.to(row_pass.outputs), groups)
-                    total[k] += _nll(network.likelihood, outputs, y, hyper)
+                    losses[k].append(_row_nll(network.likelihood, outputs, y, hyper))
                 bar.update(len(y))
-        return self._best(scales, total / len(some))
+        return self._chosen(scales, torch.stack([torch.cat(parts) for parts in losses]), by_evidence)
 
     def validation_with_noise(
-        self, jacobian: Jacobian, rows: Rows, hyper: Hyper, log_likelihood: Callable[[Hyper], float]
+        self,
+        jacobian: Jacobian,
+        rows: Rows,
+        hyper: Hyper,
+        log_likelihood: Callable[[Hyper], float],
+        by_evidence: bool = False,
     ) -> TunedGaussian:
         """The same for Gaussian noise that is learned: the best pair of noise and multiple of the prior.
 
@@ -141,7 +156,8 @@ class Tuner:
         scales = _usable(path)  # c^2 times the prior's
         hypers = [hyper | {"log_noise": hyper["log_noise"] + math.log(noise)} for noise in NOISES]
         some = rows.some(ROWS)
-        total = torch.zeros(len(NOISES), len(scales), dtype=torch.float64)
+        losses = torch.zeros(len(NOISES), len(scales), len(some), dtype=torch.float64)
+        seen = 0
         alone = torch.arange(jacobian.plan.outputs).unsqueeze(1)
         with self.run.bar(len(some), "validation row") as bar:
             for x, y in some.ordered(rows_at_once(path, jacobian, alone, len(scales)), jacobian.network.device):
@@ -152,10 +168,23 @@ class Tuner:
                     for k, variance in enumerate(variances):
                         shaped = noise**2 * variance.reshape(row_pass.outputs.shape)
                         prediction = likelihood.closed_predictive(row_pass.outputs, shaped, hyper_of_noise)
-                        total[i, k] -= float(prediction.log_prob(y).double().sum())
+                        losses[i, k, seen : seen + len(y)] = -prediction.log_prob(y).double().cpu()
+                seen += len(y)
                 bar.update(len(y))
-        nll = torch.where(total.isfinite(), total, torch.inf) / len(some)
+        nll = _finite(losses.mean(-1))
         i, k = divmod(int(nll.argmin()), len(scales))
+        about: dict[str, Any] = {}
+        if by_evidence:
+            evidence = self._evidence_of_pairs(path, scales, hypers, log_likelihood)
+            multiples = (
+                torch.tensor(scales, dtype=torch.float64) / torch.tensor(NOISES, dtype=torch.float64)[:, None] ** 2
+            )
+            places = torch.stack(
+                [multiples.log(), torch.tensor(NOISES).double().log()[:, None].expand_as(multiples)], -1
+            )
+            choice = nearest_to(int(evidence.argmax()), places.flatten(0, 1), losses.flatten(0, 1))
+            i, k = divmod(choice.place, len(scales))
+            about = choice.report(multiples.flatten())
         self._warn_at_an_end(k, scales, "validation likelihood")
         if i in (0, len(NOISES) - 1):
             self.run.warnings.append(
@@ -166,7 +195,32 @@ class Tuner:
         other = replace(self, curvature=self.curvature.times(noise**-2), log_likelihood=log_likelihood(hypers[i]))
         tuned = other._given_or_above(scale)
         report = tuned.report | {"validation_nll": float(nll[i, k]), "noise_multiple": noise}
-        return TunedGaussian(tuned.gaussian, report, hypers[i])
+        return TunedGaussian(tuned.gaussian, report | about, hypers[i])
+
+    def _evidence_of_pairs(
+        self,
+        path: PrecisionPath,
+        scales: Sequence[float],
+        hypers: Sequence[Hyper],
+        log_likelihood: Callable[[Hyper], float],
+    ) -> Tensor:
+        """The log evidence of every noise and scale, [I, K]; the scales are c^2 times the prior's for noise c.
+
+        The log likelihood is a - b log c - e / c^2, which three values decide.
+        """
+        noises = torch.tensor(NOISES, dtype=torch.float64)
+        some = [0, len(NOISES) // 2, len(NOISES) - 1]
+        known = torch.tensor([log_likelihood(hypers[i]) for i in some], dtype=torch.float64)
+        terms = torch.stack([torch.ones_like(noises), noises.log(), noises**-2], 1)  # [I, 3]
+        likelihoods = terms @ torch.linalg.solve(terms[some], known)  # [I]
+        multiples = torch.tensor(scales, dtype=torch.float64) / noises[:, None] ** 2  # [I, K], of the prior
+        prior = self.prior.double().cpu()
+        fit = float((prior * self.weights.double().cpu().square()).sum())
+        log_dets = torch.tensor([path.log_det(scale) for scale in scales], dtype=torch.float64)
+        count = len(prior)
+        log_prior = count * multiples.log() + float(prior.log().sum())
+        log_det = log_dets - 2 * count * noises.log()[:, None]
+        return likelihoods[:, None] - 0.5 * (multiples * fit - log_prior + log_det)
 
     def validation_by_draws(
         self,
@@ -174,28 +228,40 @@ class Tuner:
         likelihood: Likelihood,
         rows: Rows,
         hyper: Hyper,
+        by_evidence: bool = False,
     ) -> TunedGaussian:
         """The same for predictions that are made by `outputs(gaussian, x, rng)`: weights drawn for each scale."""
         scales = SCALES[::3]
         some = rows.some(ROWS)
-        total = torch.zeros(len(scales), dtype=torch.float64)
+        losses = torch.full((len(scales), len(some)), torch.inf, dtype=torch.float64)
         for k, scale in enumerate(scales):
             try:
                 gaussian = self.curvature.gaussian(scale * self.prior)
             except ValueError:  # not positive definite: too little prior for the rounding of the curvature
-                total[k] = torch.inf
                 continue
+            parts = []
             for x, y in some.ordered(1024, self.run.device):
                 rng = torch.Generator().manual_seed(self.run.seed)  # the same draws for every batch and scale
-                total[k] += _nll(likelihood, outputs(gaussian, x, rng), y, hyper)
-        return self._best(scales, total / len(some))
+                parts.append(_row_nll(likelihood, outputs(gaussian, x, rng), y, hyper))
+            losses[k] = torch.cat(parts)
+        return self._chosen(scales, losses, by_evidence)
 
-    def _best(self, scales: Sequence[float], nll: Tensor) -> TunedGaussian:
-        nll = torch.where(nll.isfinite(), nll, torch.inf)
+    def _chosen(self, scales: Sequence[float], losses: Tensor, by_evidence: bool) -> TunedGaussian:
+        """The scale of the lowest mean of losses [K, rows], or the one nearest to the evidence's that is as good."""
+        nll = _finite(losses.mean(1))
         best = int(nll.argmin())
-        self._warn_at_an_end(best, scales, "validation likelihood")
-        tuned = self._given_or_above(scales[best])
-        return TunedGaussian(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
+        if not by_evidence:
+            self._warn_at_an_end(best, scales, "validation likelihood")
+            tuned = self._given_or_above(scales[best])
+            return TunedGaussian(tuned.gaussian, tuned.report | {"validation_nll": float(nll[best])})
+        evidence = self._evidence_scale()
+        logs = torch.tensor(scales, dtype=torch.float64).log()
+        anchor = int((logs - math.log(evidence)).abs().argmin())
+        choice = nearest_to(anchor, logs.unsqueeze(1), losses)
+        scale = evidence if choice.place == anchor else scales[choice.place]
+        tuned = self._given_or_above(scale)
+        about = choice.report(logs.exp()) | {"evidence_multiple": evidence, "validation_nll": float(nll[choice.place])}
+        return TunedGaussian(tuned.gaussian, tuned.report | about)
 
     def _given_or_above(self, scale: float) -> TunedGaussian:
         """A multiple of the prior, or the next above it where rounding leaves the precision positive definite."""
@@ -242,6 +308,7 @@ def tuned_gaussian(
     `log_likelihood` is that of all training rows at the sweep's point.
     """
     how, network, hyper = knobs.precision, chosen.network, sweep.hyper
+    by_evidence = how == "auto" and task.validation is not None
     if how == "auto":
         how = "evidence" if task.validation is None else "validation"
     prior, weights = chosen.prior(sweep.params), chosen.weights(sweep.params)
@@ -260,20 +327,22 @@ def tuned_gaussian(
         assert task.validation is not None  # `check_against` has seen to it
         if knobs.prediction == "weights":
             outputs = partial(_weight_outputs, chosen, sweep.params, min(knobs.n_draws, 30))
-            tuned = tuner.validation_by_draws(outputs, network.likelihood, task.validation, hyper)
+            tuned = tuner.validation_by_draws(outputs, network.likelihood, task.validation, hyper, by_evidence)
         else:
             # Half precision is for sums over rows, not for predictions.
             jacobian = replace(sweep, bfloat16=False).jacobian(chosen.index)
             if learned_noise(network.likelihood, hyper) is None:
-                tuned = tuner.validation(jacobian, task.validation, hyper)
+                tuned = tuner.validation(jacobian, task.validation, hyper, by_evidence)
             else:
                 tuned = tuner.validation_with_noise(
                     jacobian,
                     task.validation,
                     hyper,
                     lambda other: float(task.log_likelihood(network, sweep.params, other)) * task.n,
+                    by_evidence,
                 )
-    return replace(tuned, report=tuned.report | {"precision_from": how if isinstance(how, str) else "a number"})
+    decided = how if isinstance(how, str) else "a number"
+    return replace(tuned, report={"precision_from": decided} | tuned.report)
 
 
 class PrecisionKnobs(Protocol):
@@ -322,5 +391,11 @@ def log_evidence(log_likelihood: float, weights: Tensor, prior: Tensor, log_det:
     return log_likelihood - 0.5 * (fit - float(prior.log().sum()) + log_det)
 
 
-def _nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> float:
-    return -float(likelihood.predictive(outputs, hyper).log_prob(targets).double().sum())
+def _row_nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+    """The negative log likelihood of each row, [B]."""
+    log_prob = likelihood.predictive(outputs, hyper).log_prob(targets).double().cpu()
+    return -log_prob.reshape(len(log_prob), -1).sum(1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(values.isfinite(), values, torch.inf)

@@ -11,7 +11,6 @@ F_n is one cotangent (a column of R_n) sent back through the network.
 instead of many.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -29,13 +28,15 @@ from caveat.engine.laplace.memory import Structure, uses_rows
 from caveat.engine.row_gradients import ElementwiseUse, Jacobian, Plans, ProductUse, RowPass, evenly, one_hot
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper
+from caveat.likelihoods.protocol import FisherByColumns, fisher_columns, fisher_rank
 from caveat.network import Network, Params
 from caveat.randomness import normals
 from caveat.rows import Rows
 
-__all__ = ["Fisher", "Sweep", "exact_columns"]
+__all__ = ["Fisher", "Sweep"]
 
 Fisher = Literal["exact", "mc"]
+MANY = 500  # passes back for every row, of which a person is told
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,15 @@ class Sweep:
         if self.fisher == "mc":
             yield likelihood.sample_noise(outputs, y, self.hyper, rng)
             return
-        factor = likelihood.fisher_factor(outputs, y, self.hyper)  # [B, ..., C, rank]
-        flat = factor.flatten(1, -3) if factor.ndim > 3 else factor.unsqueeze(1)  # [B, positions, C, rank]
-        for position in range(flat.shape[1]):
-            for k in range(flat.shape[3]):
-                v = flat[..., k]
-                if flat.shape[1] > 1:
-                    v = torch.zeros_like(v)
-                    v[:, position] = flat[:, position, :, k]
-                yield v.reshape(factor.shape[:-1]).movedim(-1, likelihood.output_axis)
+        yield from fisher_columns(likelihood, outputs, y, self.hyper)
+
+    def _without_cotangents(self) -> FisherByColumns | None:
+        """The likelihood, where of a last layer it gives the exact information of all classes in one go."""
+        likelihood = self.network.likelihood
+        return likelihood if self.fisher == "exact" and isinstance(likelihood, FisherByColumns) else None
+
+    def _is_last_layer(self, jacobian: Jacobian) -> bool:
+        return jacobian.order is not None and self._without_cotangents() is not None
 
     def rank(self) -> int:
         """How many cotangents a row takes."""
@@ -79,7 +80,7 @@ class Sweep:
             return 1
         x, y = next(iter(self.rows.batches([torch.arange(1)], self.network.device)))
         with torch.no_grad():
-            return exact_columns(self.network, self.network(self.params, x), y, self.hyper)
+            return fisher_rank(self.network.likelihood, self.network(self.params, x), y, self.hyper)
 
     def over(self, network: Network) -> "Sweep":
         """The same passes for another selection of the network's parameters."""
@@ -158,10 +159,17 @@ class Sweep:
         totals = {name: torch.zeros_like(self.params[name]) for name in self.network.names}
 
         def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            phi, likelihood = row_pass.features(), self._without_cotangents()
+            if likelihood is not None and phi is not None:
+                phi = phi.to(next(iter(totals.values())).dtype)
+                information = likelihood.fisher_diagonal(row_pass.outputs.to(phi.dtype), y, self.hyper)
+                _add_to(totals, _by_last_layer(information.T @ phi.square(), jacobian, totals))
+                return
             for v in self.cotangents(row_pass, y, rng):
                 _add_to(totals, row_pass.squares(v))
 
-        log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
+        cotangents = 1 if self._is_last_layer(jacobian) else self.rank()
+        log_likelihood = self._sweep("curvature", jacobian, totals, add, cotangents, jacobian.rows_at_once())
         return self._by_layer(totals, {}), log_likelihood
 
     def scores(self, exact: bool) -> tuple[Params, Params]:
@@ -201,12 +209,20 @@ class Sweep:
             totals[f"{weight}|count"] = self._zeros()
 
         def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
+            phi, likelihood = row_pass.features(), self._without_cotangents()
+            if likelihood is not None and phi is not None and len(layers) == 1 and not rest:
+                weight, wide = layers[0][0], phi.to(totals[f"{layers[0][0]}|A"].dtype)
+                totals[f"{weight}|G"] += likelihood.fisher_sum(row_pass.outputs.to(wide.dtype), y, self.hyper)
+                totals[f"{weight}|A"].addmm_(wide.T, wide)
+                totals[f"{weight}|count"] += len(phi)
+                return
             for number, v in enumerate(self.cotangents(row_pass, y, rng)):
                 if rest:
                     _add_to(totals, row_pass.squares(v, rest))
                 _add_factors(row_pass, row_pass.gradients(v), layers, totals, with_inputs=number == 0)
 
-        log_likelihood = self._sweep("curvature", jacobian, totals, add, self.rank(), jacobian.rows_at_once())
+        cotangents = 1 if self._is_last_layer(jacobian) else self.rank()
+        log_likelihood = self._sweep("curvature", jacobian, totals, add, cotangents, jacobian.rows_at_once())
         products: dict[tuple[str, ...], KroneckerPart] = {}
         for names in layers:
             a, g, count = (totals[f"{names[0]}|{key}"] for key in ("A", "G", "count"))
@@ -257,6 +273,8 @@ class Sweep:
         scaled = vectors[:, significant] / values[significant].sqrt()
         half = scaled.T.to(y.dtype) @ y  # half^T half = the approximation
         _, singular, basis = torch.linalg.svd(half, full_matrices=False)
+        # Draws depend on the rows' signs, which a decomposition leaves open: the largest entry of each is positive.
+        basis = basis * basis.gather(1, basis.abs().argmax(1, keepdim=True)).sign()
         return StackedCurvature((singular.unsqueeze(1) * basis)[:rank].contiguous()), log_likelihood
 
     def traces(self) -> Tensor:
@@ -294,6 +312,11 @@ class Sweep:
         """
         part = self.run.child(label)
         ranks = self.run.ranks
+        if cotangents > MANY:
+            part.warnings.append(
+                f"the exact Fisher information takes {cotangents:,} passes back for every row: fisher='mc' takes one, "
+                "and is right on average; so is LastLayerLaplace with structure='kronecker' or 'diagonal', exactly"
+            )
         mine = ranks.part(torch.arange(len(self.rows)))
         totals = totals | {"log_likelihood": self._zeros(dtype=torch.float64)}
         done = 0
@@ -326,12 +349,6 @@ class Sweep:
         part.flops += flops * len(self.rows) * (1 + 2 * cotangents)
         self.run.absorb(part)
         return float(totals["log_likelihood"])
-
-
-def exact_columns(network: Network, outputs: Tensor, targets: Tensor, hyper: Hyper) -> int:
-    """How many columns the factor of a row's Fisher information has, all positions together."""
-    shape = network.likelihood.fisher_factor(outputs[:1], targets[:1], hyper).shape
-    return math.prod(shape[1:-2]) * shape[-1]
 
 
 def _kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
@@ -371,6 +388,13 @@ def _add_factors(
 def _numbers(use: ProductUse, g: Tensor) -> int:
     """Numbers in one row's patches."""
     return max(1, use.weight[0].numel() * g.numel() // max(use.outputs * use.rows, 1))
+
+
+def _by_last_layer(whole: Tensor, jacobian: Jacobian, totals: Params) -> Params:
+    """Numbers [D, I] of a last layer as those of its weight and, from the last of I, its bias."""
+    weight, *bias = jacobian.plan.last
+    parts = {weight: whole[:, : totals[weight][0].numel()]} | dict.fromkeys(bias, whole[:, -1])
+    return {name: value.reshape(totals[name].shape).to(totals[name].dtype) for name, value in parts.items()}
 
 
 def _add_to(totals: Params, more: Params) -> None:

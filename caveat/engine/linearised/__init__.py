@@ -13,6 +13,7 @@ Called by SampledLaplace, and by SubnetworkLaplace where its score needs margina
 """
 
 from caveat.engine.linearised.covariance_temperature import best_temperature
+from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.sample_posterior import SamplePredictor, SampleState
 from caveat.engine.linearised.sampler import (
     NEGLIGIBLE,
@@ -25,6 +26,7 @@ from caveat.engine.linearised.sampler import (
 
 __all__ = [
     "NEGLIGIBLE",
+    "LikelihoodNoise",
     "SamplePredictor",
     "SampleState",
     "Sampler",

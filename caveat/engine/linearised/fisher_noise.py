@@ -8,11 +8,11 @@ from torch import Tensor
 
 from caveat.engine.linear_model import RowBlock
 from caveat.likelihoods import Hyper, Likelihood
-from caveat.likelihoods.protocol import DiagonalFisher
+from caveat.likelihoods.protocol import DiagonalFisher, fisher_rank
 
 __all__ = ["LikelihoodNoise"]
 
-PIECE = 8192  # rows whose likelihood is looked at together
+PIECE = 8192, 2**24  # rows whose likelihood is looked at together, and numbers of their outputs
 
 
 class LikelihoodNoise:
@@ -21,8 +21,13 @@ class LikelihoodNoise:
     def __init__(self, likelihood: Likelihood, hyper: Hyper, outputs: Tensor, targets: Tensor) -> None:
         self.likelihood, self.hyper = likelihood, hyper
         self.outputs, self.targets = outputs, targets  # [n, ...] each
-        first = self._factor(outputs[:1], targets[:1])
-        self.width = first.shape[-1] if first.ndim < 5 else math.prod(first.shape[i] for i in (1, 3, 4))
+        self.width = fisher_rank(likelihood, outputs[:1], targets[:1], hyper)  # columns of a row's factor
+
+    @property
+    def row_numbers(self) -> int:
+        """How many numbers the factor of a row holds while it is made."""
+        diagonal = isinstance(self.likelihood, DiagonalFisher)
+        return self.width if diagonal else 3 * self.width * self.outputs.shape[self.likelihood.output_axis]
 
     def factor(self, block: RowBlock) -> Tensor:
         """The factors of the Fisher information of a block's rows."""
@@ -39,7 +44,7 @@ class LikelihoodNoise:
     def informative(self, negligible: float) -> Tensor | None:
         """The rows without those that hold a `negligible` share of the information; None where all should count."""
         every = self._pieces(self.outputs)
-        traces = torch.cat([self._factor(h, y).flatten(1).double().square().sum(1) for h, y in every])
+        traces = torch.cat([self.likelihood.fisher_trace(h.double(), y, self.hyper) for h, y in every])
         least = traces.argsort()
         dropped = least[: int((traces[least].cumsum(0) <= negligible * traces.sum()).sum())]
         if not 0.05 * len(traces) <= len(dropped) < len(traces):
@@ -81,4 +86,5 @@ class LikelihoodNoise:
         return torch.cat(slopes)
 
     def _pieces(self, outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from zip(outputs.view_as(self.outputs).split(PIECE), self.targets.split(PIECE), strict=True)
+        rows = max(1, min(PIECE[0], PIECE[1] // max(self.outputs[:1].numel(), 1)))
+        yield from zip(outputs.view_as(self.outputs).split(rows), self.targets.split(rows), strict=True)

@@ -32,6 +32,7 @@ __all__ = ["NetworkBlock", "NetworkFeatures", "Programs"]
 
 # Numbers in the largest tangents of eight vectors and one block: what the caches hold, what fills a GPU.
 _CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
+_BESIDE_NUMBERS = {"cpu": 2**26, "cuda": 2**29}  # of the factors of the noise, which are as many as outputs squared
 _PROGRAMS = 4  # shapes of inputs whose steps a network keeps: tracing takes longer than a prediction for a few rows
 
 
@@ -82,6 +83,7 @@ class NetworkFeatures:
         block_rows: rows in a block of a pass in order; chosen by memory unless given.
         float16: make convolutions and products of matrices in float16.
         programs: programs that were traced before, and where new ones are kept.
+        row_numbers: numbers that the noise of a row takes beside its tangents.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class NetworkFeatures:
         block_rows: int | None = None,
         float16: bool = False,
         programs: Programs | None = None,
+        row_numbers: int = 0,
     ) -> None:
         refuse_inference_mode()
         self.network, self.params, self.float16 = network, params, float16
@@ -120,7 +123,9 @@ class NetworkFeatures:
         numbers = min(_GPU_NUMBERS, room) if self.device.type == "cuda" else _CPU_NUMBERS
         # Fewer rows than this, and a block costs more for the tangents of weights than for those of activations.
         enough = 2 * self.size // max(program.activations // len(first), 1)
-        self.block_rows = block_rows or max(1, numbers // (8 * each), min(enough, numbers // each))
+        self.most_rows = max(1, _BESIDE_NUMBERS[self.device.type] // max(row_numbers, 1))
+        wanted = max(1, numbers // (8 * each), min(enough, numbers // each))
+        self.block_rows = block_rows or min(wanted, self.most_rows)
         self.norm = torch.cat([params[name].flatten() for name in self.names]).norm().clamp_min(1e-30)
         self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
 
@@ -149,7 +154,7 @@ class NetworkFeatures:
         network = self.network.restricted(self.names)
         jacobian = Jacobian(network, self.params, x, bfloat16=self.float16, plans=self._plans)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        for block in self.blocks(torch.arange(self.rows).split(jacobian.rows_at_once())):
+        for block in self.blocks(torch.arange(self.rows).split(min(jacobian.rows_at_once(), self.most_rows))):
             factor = noise.factor(block)
             row_pass = jacobian.at(block.x)
             for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):

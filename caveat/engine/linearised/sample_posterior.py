@@ -1,5 +1,6 @@
 """A posterior of samples: what it keeps, and its predictions f(x) + J(x) z_k, each a draw of the function."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from caveat.engine.flat_weights import moved
 from caveat.engine.linearised.jacobian_features import NetworkFeatures, Programs
 from caveat.engine.linearised.sampler import InputRows, check_shifts
 from caveat.engine.predictors import Replicas, outputs_of_draws, pick
+from caveat.engine.state_checks import check_hyper, check_names, check_point, check_tensor
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import CorruptFile, State
@@ -43,8 +45,29 @@ class SampleState:
         missing = {"params", "hyper", "samples"} - state.keys()
         if missing or not state["samples"]:
             raise CorruptFile(f"this is not the state of samples: it has no {sorted(missing or {'samples'})[0]!r}")
-        temperature = float(state["posterior"]["temperature"]) if "posterior" in state else 1.0
+        begin = 0
+        for name, group in state["samples"].items():
+            if name != str(begin) or not group.ndim:
+                raise CorruptFile(f"samples/{name} is not the group that begins with sample {begin}")
+            begin += len(group)
+        temperature = 1.0
+        if "posterior" in state:
+            check_names("posterior", state["posterior"], ["temperature"])
+            check_tensor("posterior/temperature", state["posterior"]["temperature"], (), (torch.float64,))
+            temperature = float(state["posterior"]["temperature"])
         return cls(state["params"], state["hyper"], tuple(state["samples"].values()), temperature)
+
+    def check(self, network: Network, whole: Network, count: int) -> None:
+        """Refuse what is not so many samples of a network's weights, around a point of the whole network."""
+        check_point("params", self.params, whole)
+        check_hyper(self.hyper, whole)
+        for number, group in enumerate(self.groups):
+            rows = len(group) if group.ndim else 0
+            check_tensor(f"samples, group {number}", group, (rows, network.n_parameters), (network.dtype,))
+        if self.count != count:
+            raise CorruptFile(f"there are {self.count} samples, and the method has {count}")
+        if not self.temperature > 0 or math.isinf(self.temperature):
+            raise CorruptFile(f"posterior/temperature is {self.temperature}")
 
     @property
     def count(self) -> int:

@@ -204,8 +204,10 @@ def linearise(
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ValueError(f"the network's outputs hold NaN or infinity, first in row {row}: look at its weights")
-    features = NetworkFeatures(network, params, task.train, block_rows=block_rows, float16=float16)
     noise, weights = LikelihoodNoise(network.likelihood, hyper, outputs, targets), flat(network, params)
+    features = NetworkFeatures(
+        network, params, task.train, block_rows=block_rows, float16=float16, row_numbers=noise.row_numbers
+    )
     linear = NetworkModel(features, noise, weights, None if prior is None else prior.rsqrt(), negligible)
     if g_prior:
         part = run.child("scale")

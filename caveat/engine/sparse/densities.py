@@ -16,7 +16,16 @@ from typing import Literal
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.substitute import LayerGeometries
 
-__all__ = ["Allocation", "Schedule", "active_counts", "dense_layers", "exchange_count", "replacement_rate"]
+__all__ = [
+    "Allocation",
+    "Schedule",
+    "active_counts",
+    "default_density",
+    "default_interval",
+    "dense_layers",
+    "exchange_count",
+    "replacement_rate",
+]
 
 Allocation = Literal["uniform", "erk"]
 
@@ -64,6 +73,16 @@ def dense_layers(
     first = geometries.first if isinstance(geometries, LayerGeometries) else next(iter(geometries))
     geometry = geometries.get(first)
     return (first,) if geometry is not None and len(geometry.shape) > 2 and len(geometries) > 1 else ()
+
+
+def default_density(weights: int) -> float:
+    """The share of so many weights that is active where nobody says: .05, and more of a network that has few."""
+    return min(0.5, max(0.05, 1000 / weights))
+
+
+def default_interval(steps: int, stop: float) -> int:
+    """Steps from one exchange to the next where nobody says: 100, or fewer for 40 exchanges before a share `stop`."""
+    return max(1, min(100, int(stop * steps) // 40))
 
 
 def replacement_rate(progress: float, initial: float, stop: float) -> float:

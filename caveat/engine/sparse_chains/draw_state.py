@@ -18,6 +18,7 @@ from caveat.engine.chains import DrawChecks
 from caveat.engine.predictors import PIECE_ROWS, Replicas, pick
 from caveat.engine.run import Run
 from caveat.engine.sparse import Substitute
+from caveat.engine.state_checks import check_hyper, check_tensor, learned_hyper
 from caveat.engine.variational import LayerState
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -75,6 +76,22 @@ class DrawsState:
             hyper = state["hyper"] | learned[-1]
             draws.append(LayerState(mean["mean"], active["indices"], active["counts"], others, hyper, slices=stored))
         return cls(tuple(draws), tuple(learned), state["hyper"])
+
+    def check(self, network: Network, count: int) -> None:
+        """Refuse what are not so many draws of a network with few weights."""
+        if len(self.draws) != count:
+            raise CorruptFile(f"there are {len(self.draws)} draws, and the method has {count}")
+        check_hyper(self.hyper, network)
+        for number, (draw, learned) in enumerate(zip(self.draws, self.learned, strict=True)):
+            if learned.keys() != learned_hyper(network, self.hyper).keys():
+                raise CorruptFile(f"draw {number} has learned {sorted(learned)}, which is not what it learns")
+            for name, value in learned.items():
+                like = self.hyper[name]
+                check_tensor(f"rest/{number}/{_LEARNED}{name}", value, like.shape, (torch.float32, torch.float64))
+            try:
+                draw.check(network, learned)
+            except CorruptFile as error:
+                raise CorruptFile(f"draw {number}: {error}") from error
 
 
 def _by_draw(group: Params, count: int) -> list[Params]:

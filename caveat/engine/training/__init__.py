@@ -12,7 +12,7 @@ Called by MAP, deep ensembles, SWAG and MC dropout, by the variational methods, 
 """
 
 from caveat.engine.training.arrival import gain_left, warn_if_no_optimum
-from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics
+from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics, statistic_names
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
 from caveat.engine.training.point_training import PointTraining, train_point, train_points, warn_if_nothing_was_learned
@@ -30,6 +30,7 @@ __all__ = [
     "optimise",
     "refreshed_statistics",
     "run_loop",
+    "statistic_names",
     "steps_per_epoch",
     "total_steps",
     "train_point",

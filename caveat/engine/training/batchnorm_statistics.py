@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from caveat.network import Network, Params
 from caveat.rows import Rows
 
-__all__ = ["has_batchnorm", "refreshed_statistics"]
+__all__ = ["has_batchnorm", "refreshed_statistics", "statistic_names"]
 
 
 def _norms(network: Network) -> dict[str, _NormBase]:
@@ -24,13 +24,18 @@ def has_batchnorm(network: Network) -> bool:
     return bool(_norms(network))
 
 
+def statistic_names(network: Network) -> list[str]:
+    """The names of the running statistics among the network's buffers."""
+    norms = _norms(network).items()
+    return [f"{prefix}.{name}" if prefix else name for prefix, norm in norms for name, _ in norm.named_buffers()]
+
+
 def refreshed_statistics(network: Network, params: Params, rows: Rows) -> Params:
     """The running mean and variance of every BatchNorm layer at these weights, averaged over all rows.
 
     Only the BatchNorm layers are in training mode; dropout stays off.
     """
-    norms = _norms(network)
-    names = [f"{prefix}.{n}" if prefix else n for prefix, norm in norms.items() for n, _ in norm.named_buffers()]
+    norms, names = _norms(network), statistic_names(network)
     buffers = network.buffers()
     statistics = {name: torch.zeros_like(buffers[name]) for name in names}
     momentum = {name: norm.momentum for name, norm in norms.items()}

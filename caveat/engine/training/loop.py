@@ -103,15 +103,18 @@ def optimise(
     after_epoch: Callable[[int], None] | None = None,
     after_step: Callable[[Moments], None] | None = None,
     training_flops: float | None = None,
-    keep_best: bool = False,
+    row_losses: Callable[[], Tensor] | None = None,
 ) -> list[dict[str, float]]:
     """Train the variables in place; returns the history, one record an epoch.
 
     Where `training` leaves the number of epochs open and there are many, about a hundred of them have a record. `decay`
     is the weight decay of each weight tensor, where the prior acts as decay instead of being in the loss. With
-    `validate` (lower is better) and `training.patience` or `keep_best`, the values of the best epoch that has a record
-    are restored at the end. `after_step` may change the variables, and with them the optimiser's moments of a tensor.
-    `training_flops` is the cost of a row, forward and backward, where it is not that of the network's own passes.
+    `validate` (lower is better) and `training.patience`, the best epoch's values are restored at the end. With
+    `row_losses`, which gives the losses [R] of validation rows, it is the last epoch of those that have a record which
+    these rows cannot tell from the best: whose mean loss is within a standard error of the difference. Records of
+    epochs that were the ones to take have "kept". `after_step` may change the variables, and with them the optimiser's
+    moments of a tensor. `training_flops` is the cost of a row, forward and backward, where it is not that of the
+    network's own passes.
     """
     loop = Loop(
         task,
@@ -125,7 +128,7 @@ def optimise(
         after_epoch=after_epoch,
         after_step=after_step,
         training_flops=training_flops,
-        keep_best=keep_best,
+        row_losses=row_losses,
     )
     run_loop(loop)
     return loop.history
@@ -158,7 +161,7 @@ class Loop:
         after_epoch: Callable[[int], None] | None = None,
         after_step: Callable[[Moments], None] | None = None,
         training_flops: float | None = None,
-        keep_best: bool = False,
+        row_losses: Callable[[], Tensor] | None = None,
         optimizer: OptimizerOf | None = None,
     ) -> None:
         if training.patience and validate is None:
@@ -171,7 +174,7 @@ class Loop:
         self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
-        self.keeps_best = keep_best or training.patience > 0
+        self.row_losses = row_losses
         self.steps = steps_per_epoch(task.n, training.batch_size or task.train.batch_size)
         self.epochs = training.epochs_for(self.steps)
         # Epochs from one record of the history to the next: a hundred records say all of a training without a length.
@@ -184,6 +187,7 @@ class Loop:
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: State = {}
+        self.best_losses: Tensor | None = None  # [R], of validation rows at the best epoch so far
         self.shown_at = self.checked_at = 0.0  # when the progress was last shown, and the loss last checked
         self.restore()
 
@@ -196,7 +200,9 @@ class Loop:
         """What follows on an epoch: the method's own work, validation, a checkpoint where one is due."""
         if self.after_epoch is not None:
             self.after_epoch(self.epoch)
-        if self.validate is not None and self.has_record():
+        if self.row_losses is not None and self.has_record():
+            self.select(self.row_losses())
+        elif self.validate is not None and self.has_record():
             self.record(self.validate())
         if self.run.checkpoint_due():
             self.checkpoint()
@@ -342,10 +348,28 @@ class Loop:
         validation = float(shared) / self.run.ranks.size
         best = min((record["validation"] for record in self.history[:-1]), default=math.inf)
         self.history[-1]["validation"] = validation
-        if validation < best and self.keeps_best:
-            self.best = {
-                g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
-            }
+        if validation < best and self.training.patience:
+            self._keep()
+
+    def select(self, losses: Tensor) -> None:
+        """Record the mean of the validation rows' losses [R]; copy the values if no better epoch is told from this."""
+        shared = losses.double().to(self.run.device)
+        self.run.ranks.add([shared])  # so that all ranks take the same epoch
+        losses = shared.cpu() / self.run.ranks.size
+        self.history[-1]["validation"] = float(losses.mean())
+        if self.best_losses is None or losses.mean() < self.best_losses.mean():
+            self.best_losses = losses
+        differences = losses - self.best_losses
+        error = float(differences.std(correction=0)) / math.sqrt(max(len(losses) - 1, 1))
+        if float(differences.mean()) <= error:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Copy the present values, and say so in the record."""
+        self.history[-1]["kept"] = 1.0
+        self.best = {
+            g: {n: t.detach().clone() for n, t in group.items()} for g, group in self.variables.groups().items()
+        }
 
     def stale(self) -> bool:
         """Whether the validation loss has not improved for `patience` epochs."""
@@ -366,6 +390,8 @@ class Loop:
                 if v is not None
             }
         carry["rng"] = {"state": self.run.rng.get_state()}
+        if self.best_losses is not None:
+            carry["best_losses"] = {"rows": self.best_losses}
         self.run.checkpoint(carry, {"epoch": self.epoch, "history": self.history})
 
     def restore(self) -> None:
@@ -377,6 +403,7 @@ class Loop:
         self.epoch, self.history = note["epoch"], note["history"]
         _copy({g.removeprefix("now."): t for g, t in carry.items() if g.startswith("now.")}, self.variables.groups())
         self.best = {g.removeprefix("best."): dict(t) for g, t in carry.items() if g.startswith("best.")}
+        self.best_losses = carry["best_losses"]["rows"] if "best_losses" in carry else None
         for place, optimizer in enumerate(self.optimizers):
             content = optimizer.state_dict()
             for key, value in carry[f"optimizer{place or ''}"].items():

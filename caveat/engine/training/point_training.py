@@ -33,16 +33,20 @@ class Point:
     params: Params
     hyper: Hyper
     history: list[dict[str, float]]
-    by_validation: bool = False  # whether it is the best epoch on validation rows, rather than the last
 
     def report(self) -> dict[str, Any]:
         """How training went: its history, and where there is one, the epoch that was taken and why."""
         if not self.history:
             return {"history": self.history}
+        kept = [record["epoch"] for record in self.history if record.get("kept")]
+        taken_by = "validation" if kept else "the end of training"
         last = self.history[-1]["epoch"]
-        taken = min(self.history, key=lambda record: record["validation"])["epoch"] if self.by_validation else last
-        chosen_by = "validation" if self.by_validation else "the end of training"
-        return {"history": self.history, "epochs": last, "taken_epoch": taken, "taken_by": chosen_by}
+        return {
+            "history": self.history,
+            "epochs": last,
+            "taken_epoch": kept[-1] if kept else last,
+            "taken_by": taken_by,
+        }
 
     def draw(self) -> Params:
         """The point as a draw of the weights, with the noise that was learned among them as "hyper/log_noise"."""
@@ -63,7 +67,7 @@ def train_point(
 ) -> Point:
     """Train weights and noise from `start`, which has the groups "params" and "hyper".
 
-    Training whose length nobody gave takes the epoch that is best on validation rows, where there are such. In the end,
+    Training whose length nobody gave takes the last epoch that validation rows cannot tell from the best. In the end,
     noise that is learned is set to its maximum-likelihood value on validation rows, or on training rows if there are
     none. `forward(trainee, x, part, rng)` replaces the plain training pass of the network that is trained.
     `after_epoch(epoch, variables)` may read the variables and update running quantities in `extra`.
@@ -135,10 +139,13 @@ class PointTraining:
             )
             return joint / -task.n, outputs
 
-        def validation_loss() -> float:
+        def row_losses() -> Tensor:
             """With the noise that the validation rows show, which is kept: that of training rows falls to zero."""
-            hyper = task.fitted_hyper(trainee, {}, task.validation)
-            return -float(task.log_likelihood(trainee, {}, hyper, task.validation))
+            assert task.validation is not None
+            outputs, targets = task.outputs(trainee, {}, task.validation)
+            hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
+            hyper = network.likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
+            return -network.likelihood.log_prob(outputs, targets, hyper).double()
 
         def after(epoch: int) -> None:
             variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
@@ -148,8 +155,8 @@ class PointTraining:
 
         # A path that a method follows, and an optimiser with more than weights in it, go on to their ends.
         followed = after_epoch is not None or optimizer is not None
-        by_validation = task.validation is not None and training.epochs is None and not followed
-        self._is_optimum = optimizer is None  # whether that is what training goes for
+        open_ended = training.epochs is None and not training.patience and not followed
+        self._is_optimum = not followed  # whether that is what training goes for
         self.loop = Loop(
             task,
             network,
@@ -158,9 +165,9 @@ class PointTraining:
             training,
             run,
             decay=decay,
-            validate=None if task.validation is None else validation_loss,
+            validate=None if task.validation is None else lambda: float(row_losses().mean()),
             after_epoch=after,
-            keep_best=by_validation,
+            row_losses=row_losses if open_ended and task.validation is not None else None,
             optimizer=optimizer,
         )
 
@@ -171,7 +178,7 @@ class PointTraining:
         params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
         hyper = self.task.fitted_hyper(self.network, params, self.task.validation)
         warn_if_nothing_was_learned(self.task, self.network, params, hyper, self.run)
-        point = Point(params, hyper, history, self.loop.keeps_best)
+        point = Point(params, hyper, history)
         taken = point.report()["taken_epoch"]
         if self._is_optimum and taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
             warn_if_no_optimum(self.task, self.network, params, self.run, f"the point after {taken} epochs of training")

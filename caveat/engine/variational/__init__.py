@@ -16,9 +16,15 @@
 Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by AEB, MaskedBNN and `deploy`.
 """
 
-from caveat.engine.variational.bound import gaussian_kl, warm_up
-from caveat.engine.variational.fit_report import layer_info, warn_if_frozen
-from caveat.engine.variational.layer_posterior import LayerPrediction, LayerPredictor, LayerState, module_at
+from caveat.engine.variational.bound import gaussian_kl, kl_weight_for, std_rate_for, warm_up
+from caveat.engine.variational.fit_report import layer_info, std_diagnostics
+from caveat.engine.variational.layer_posterior import (
+    LayerPrediction,
+    LayerPredictor,
+    LayerState,
+    check_layers,
+    module_at,
+)
 from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.engine.variational.multiplicative_noise import (
     HIGH,
@@ -53,7 +59,9 @@ __all__ = [
     "TrainedUnits",
     "UniformDraw",
     "WeightExchange",
+    "check_layers",
     "gaussian_kl",
+    "kl_weight_for",
     "layer_info",
     "log_alpha",
     "log_uniform_kl",
@@ -65,8 +73,9 @@ __all__ = [
     "pruned_account",
     "remaining_weights",
     "smaller_layout",
+    "std_diagnostics",
+    "std_rate_for",
     "train_and_prune",
     "unit_network",
     "warm_up",
-    "warn_if_frozen",
 ]

@@ -13,7 +13,7 @@ from caveat.engine.training import BatchPart
 from caveat.network import Network
 from caveat.priors import gaussian_precisions
 
-__all__ = ["check_fine", "gaussian_kl", "noise_of_batch", "precisions", "warm_up"]
+__all__ = ["check_fine", "gaussian_kl", "kl_weight_for", "noise_of_batch", "precisions", "std_rate_for", "warm_up"]
 
 
 def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tensor | None = None) -> Tensor:
@@ -76,3 +76,20 @@ def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable
 def warm_up(highest: float, share: float) -> Callable[[float], float]:
     """The weight of a divergence by the share of training that is over: it rises from 0 to `highest` over `share`."""
     return lambda progress: highest * (min(1.0, progress / share) if share else 1.0)
+
+
+def kl_weight_for(given: float | None, rows: int, weights: int) -> float:
+    """The highest weight of the divergence: as given, or that of the bound, 1, less where weights outnumber rows.
+
+    The divergence is a sum over weights and the likelihood one over rows. With many weights a row the former outweighs
+    what the rows say, and the network forgets them; at rows / weights it counts for as many weights as there are rows.
+    """
+    return min(1.0, rows / weights) if given is None else given
+
+
+def std_rate_for(given: float | None, steps: int) -> float:
+    """The learning rate of log standard deviations: as given, or enough to travel ten units in this many steps.
+
+    Adam moves a number by about its rate a step, which a cosine halves on average: 20 / steps, within .01 and .1.
+    """
+    return min(0.1, max(0.01, 20 / steps)) if given is None else given

@@ -3,15 +3,13 @@
 import math
 from typing import Any
 
-from torch import Tensor
-
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import Account, left_out, plain_layers
-from caveat.engine.variational.layer_training import Trained
+from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.network import Layer
 from caveat.task import Task
 
-__all__ = ["layer_info", "warn_if_frozen"]
+__all__ = ["layer_info", "std_diagnostics"]
 
 
 def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: str, more: dict[str, Any]) -> Info:
@@ -43,12 +41,29 @@ def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: s
     return run.info(network, treatment, diagnostics)
 
 
-def warn_if_frozen(log_std: Tensor, initial_std: float, rate: float, run: Run) -> dict[str, Any]:
-    """Diagnostics of standard deviations: how far their logarithms moved; warns where that is nowhere."""
-    moved = float((log_std.detach() - math.log(initial_std)).abs().median())
+def std_diagnostics(trainer: LayerTraining, initial_std: float, run: Run) -> dict[str, Any]:
+    """Diagnostics of standard deviations: how far they came, and how far that is from what the bound asks for.
+
+    Warns where they stayed where they began, and where training ended before they arrived.
+    """
+    assert trainer.log_std is not None
+    log_std, rate = trainer.log_std.detach(), trainer.variables.scale_rate
+    moved = float((log_std - math.log(initial_std)).abs().median())
+    balance = trainer.std_balance() if run.gradient_evaluations else None
+    advice = f"raise std_learning_rate (now {rate:g}) or train longer"
     if moved < 0.1 and run.gradient_evaluations:
         run.warnings.append(
-            f"the standard deviations hardly moved (median change of their logarithm {moved:.3f}): raise "
-            f"std_learning_rate (now {rate:g}) or train longer"
+            f"the standard deviations hardly moved (median change of their logarithm {moved:.3f}): {advice}"
         )
-    return {"median_std_change": moved, "median_std": float(log_std.detach().median().exp())}
+    elif balance is not None and not 0.5 < balance < 2:
+        run.warnings.append(
+            f"the standard deviations have not arrived: root mean square {balance**0.5:.2g} of what the bound asks for "
+            f"with these means: {advice}"
+        )
+    return {
+        "median_std_change": moved,
+        "median_std": float(log_std.median().exp()),
+        "std_balance": balance,
+        "std_learning_rate": rate,
+        "kl_weight": trainer.kl_weight(1.0),
+    }

@@ -7,7 +7,7 @@ reads. "rest" has every other parameter and the buffers, "hyper" what the likeli
 multiply whole units, "slices" the channels of a narrow network.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -17,13 +17,21 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
 from caveat.engine.predictors import PIECE_ROWS, Replicas
-from caveat.engine.sparse import Substitute, WeightLayout, column_indices, plain_layers, weight_name
+from caveat.engine.sparse import LayerGeometry, Substitute, WeightLayout, column_indices, plain_layers, weight_name
+from caveat.engine.state_checks import (
+    check_hyper,
+    check_indices,
+    check_like,
+    check_names,
+    check_tensor,
+    network_tensors,
+)
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.randomness import normals
 from caveat.storage import CorruptFile, State
 
-__all__ = ["LayerPrediction", "LayerPredictor", "LayerState", "WeightFactors", "module_at"]
+__all__ = ["LayerPrediction", "LayerPredictor", "LayerState", "WeightFactors", "check_layers", "module_at"]
 
 LayerPrediction = Literal["draws", "local"]  # one set of weights for all rows, or outputs drawn row by row
 
@@ -38,6 +46,9 @@ class WeightFactors(Protocol):
 
     def applied(self, values: Tensor, layout: WeightLayout, rng: torch.Generator | None) -> Tensor:
         """Flat weights [size] times a draw of their factors, or times the factors' means without a generator."""
+
+    def check(self, inputs: dict[str, int]) -> None:
+        """Raise a CorruptFile for factors that are not of layers with so many inputs."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,60 @@ class LayerState:
             state.get("slices", {}),
         )
 
+    def check(self, wide: Network, learned: Hyper | None = None) -> None:
+        """Refuse what are not active weights, and everything else, of a network.
+
+        With `learned`, what the likelihood of a draw learned is not looked at: `hyper` has it among what is common.
+        """
+        if learned is None:
+            check_hyper(self.hyper, wide)
+        network = self._checked_network(wide)
+        layers = plain_layers(network)
+        check_tensor("active/counts", self.counts, (len(layers),), (torch.int64,))
+        weights, buffers = network_tensors(network)
+        counts = dict(zip(layers, self.counts.tolist(), strict=True))
+        for name, count in counts.items():
+            if not 0 <= count <= layers[name].size or (count and weight_name(name) not in weights):
+                raise CorruptFile(f"active/counts has {count} weights of the layer {name!r}")
+        size = sum(counts.values())
+        kinds = (network.dtype,) if size else (network.dtype, torch.float32)  # nothing is of any type
+        check_tensor("active/mean", self.mean, (size,), kinds)
+        if self.log_std is not None:  # of what is not there the logarithm is minus infinity
+            check_tensor("active/log_std", self.log_std, (size,), (network.dtype,), logarithm=True)
+        self._check_places(counts, layers)
+        rest = {
+            name: like for name, like in weights.items() if name not in {weight_name(n) for n in counts if counts[n]}
+        }
+        rest |= buffers if self.rest.keys() & buffers.keys() else {}
+        check_like("rest", self.rest, rest)
+        if self.units is not None:
+            self.units.check({name: layers[name].shape[1] for name in counts})
+
+    def _check_places(self, counts: dict[str, int], layers: Mapping[str, LayerGeometry]) -> None:
+        """Refuse places that are not some of each sparse layer's weights."""
+        sparse = [name for name, count in counts.items() if 0 < count < layers[name].size]
+        for name, columns in self.columns.items():
+            if name not in sparse or counts[name] != len(columns) * layers[name].shape[0]:
+                raise CorruptFile(f"active/{_COLUMNS}{name} does not belong there")
+            check_indices(f"active/{_COLUMNS}{name}", columns, layers[name].shape[1])
+        single = [name for name in sparse if name not in self.columns]
+        check_tensor("active/indices", self.indices, (sum(counts[name] for name in single),), (torch.int32,))
+        for name, places in zip(single, self.indices.split([counts[name] for name in single]), strict=True):
+            check_indices(f"active/indices of {name!r}", places, layers[name].size)
+
+    def _checked_network(self, wide: Network) -> Network:
+        """The network that the weights are of, once the slices are known to make one."""
+        like = dict(wide.module.named_parameters()) | dict(wide.module.named_buffers())
+        for key, entries in self.slices.items():
+            name, _, axis = key.rpartition("/")
+            if name not in like or not axis.isdigit() or int(axis) >= like[name].ndim:
+                raise CorruptFile(f"slices/{key} does not belong there")
+            check_indices(f"slices/{key}", entries, like[name].shape[int(axis)])
+        try:
+            return self.network(wide)
+        except Exception as error:  # whatever a module says that is cut in ways that do not go together
+            raise CorruptFile(f"slices do not make a network ({error})") from error
+
     def network(self, wide: Network) -> Network:
         """The network that the weights are of: the one given, or a narrower one."""
         if not self.slices:
@@ -121,6 +186,19 @@ class LayerState:
         from caveat.engine.channels import widened  # a room that only narrow networks need
 
         return widened(params, wide, self.slices)
+
+
+def check_layers(state: State, network: Network, groups: Sequence[str], *, has_widths: bool) -> None:
+    """Refuse a state that is not over active weights of the network, with widths or as points, in these groups."""
+    check_names("state", state, groups, ["slices"])
+    layers = LayerState.of(state)
+    if (layers.log_std is not None) != has_widths:
+        raise CorruptFile(f"active/log_std {'is missing' if has_widths else 'does not belong there'}")
+    known = {"mean", "indices", "counts", "log_std"}
+    check_names(
+        "active", [name for name in state["active"] if not name.startswith(_COLUMNS)], known - {"log_std"}, known
+    )
+    layers.check(network)
 
 
 def _unit_factors(tensors: Params) -> WeightFactors:

@@ -42,6 +42,7 @@ from caveat.engine.variational.layer_posterior import LayerState
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import gaussian_precisions, weight_decay
+from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
@@ -188,6 +189,38 @@ class LayerTraining:
         log_std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), log_std, substitute.rest(), hyper, history)
 
+    def std_balance(self, rows: int = 2048, pairs: int = 2) -> float | None:
+        """How wide the deviations are against the bound's own optimum, given the means, from noisy passes.
+
+        With h_k the expected curvature of -log p(D | theta), the bound is stationary in log sigma_k where
+        sigma_k^2 (h_k / beta + lambda_k) = 1; this is its mean over the weights, with at most `rows` training rows for
+        the sum over h. The gradient of -log p(D | theta) in log sigma_k is an estimate of sigma_k^2 h_k; passes come
+        in `pairs` of opposite noise, whose slopes cancel. None where the divergence has no weight.
+        """
+        weight = self.kl_weight(self.step / self.steps)
+        if self.log_std is None or self.precision is None or not weight:
+            return None
+        task, device, variables = self.task, self.run.device, self.variables
+        some = torch.linspace(0, task.n - 1, min(task.n, rows), dtype=torch.float64).long()
+        batches = some.tensor_split(steps_per_epoch(len(some), self.training.batch_size or task.train.batch_size))
+        before = {name: buffer.clone() for name, buffer in variables.buffers.items()}
+        curvature = 0.0
+        self.substitute.network.module.train()
+        for pair in range(pairs):
+            for number, (x, y) in enumerate(task.train.batches(batches, device)):
+                for sign in (1.0, -1.0):
+                    seed = self.run.seed + pair * len(batches) + number
+                    self.substitute.draw_noise(_signed_noise(sign, count_rows(x), seed, device))
+                    with seeded(seed, device):  # for randomness inside the module
+                        outputs = self._plain_pass(x, self.mean, self.weights.variance())
+                    value = -task.log_joint(outputs, y, {}, variables.hyper, batch_rows=len(some), share=0.0)
+                    curvature += float(torch.autograd.grad(value, self.log_std)[0].sum()) / (2 * pairs)
+        for name, buffer in variables.buffers.items():
+            buffer.copy_(before[name])
+        self.substitute.draw_noise(None)
+        prior = float((self.precision * (2 * self.log_std.detach()).exp()).expand_as(self.log_std).sum())
+        return max(0.0, curvature / weight + prior) / len(self.log_std)
+
     def _flops_beyond_start(self) -> FlopsByCounts | None:
         """How many more operations an example takes than with the present counts; None where these stay."""
         device = self.run.device
@@ -321,3 +354,9 @@ class LayerTraining:
         """The validation loss at the means."""
         self.substitute.use(self.mean.detach())
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
+
+
+def _signed_noise(sign: float, rows: int, seed: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """What draws the noise of one whole batch, or its opposite."""
+    draw = noise_of_batch(rows, BatchPart(0, rows, 1.0), torch.Generator(device).manual_seed(seed))
+    return lambda like: sign * draw(like)

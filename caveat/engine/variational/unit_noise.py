@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.sparse import WeightLayout
+from caveat.engine.state_checks import check_names, check_tensor
 from caveat.engine.variational.multiplicative_noise import lognormal_log_moment, lognormal_of
 from caveat.network import Params
 from caveat.randomness import normals
@@ -111,6 +112,19 @@ class UnitFactors:
             "the noise of this posterior's units is not whole: it has neither mean and log_std nor location and "
             f"log_scale, but {sorted(tensors.keys() - {f'{_READERS}{name}' for name in units})}"
         )
+
+    def check(self, inputs: dict[str, int]) -> None:
+        """Refuse noise that is not one distribution a unit, and units that are not of layers with so many inputs."""
+        parameters = self.noise.tensors()
+        count = max(tensor.numel() for tensor in parameters.values())
+        for name, tensor in parameters.items():
+            check_tensor(f"noise/{name}", tensor, (count,), (torch.float32, torch.float64))
+        check_names("noise/of", self.units_of_inputs, (), inputs)
+        for name, units in self.units_of_inputs.items():
+            width = units.shape[1] if units.ndim == 2 else 1
+            check_tensor(f"noise/of/{name}", units, (inputs[name], width), (torch.int32,))
+            if units.numel() and not (int(units.min()) >= 0 and int(units.max()) <= count):
+                raise CorruptFile(f"noise/of/{name} names units that there are not")
 
     def applied(self, values: Tensor, layout: WeightLayout, rng: torch.Generator | None) -> Tensor:
         """Flat weights [size] times a draw of the units' numbers, or times their means without a generator."""

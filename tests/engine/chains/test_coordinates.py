@@ -78,7 +78,7 @@ def test_a_gaussian_prior_is_standard_normal_in_its_coordinates(prior: str) -> N
 
 @pytest.mark.parametrize("prior", ["laplace", "student", "logistic", "mixture"])
 def test_other_priors_have_unit_scale_in_their_coordinates(prior: str) -> None:
-    scale = {"mixture": 0.2}.get(prior, 0.3)
+    scale = {"mixture": math.sqrt((0.2**2 + 1.5**2) / 2)}.get(prior, 0.3)  # a mixture's is its standard deviation
     coordinates = Coordinates.of(network_with(prior), {})
     weights = coordinates.weights(torch.ones(coordinates.size, dtype=torch.float64))
     torch.testing.assert_close(weights, torch.full_like(weights, scale))

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from caveat.engine.sparse.densities import active_counts, dense_layers, exchange_count, replacement_rate
+from caveat.engine.sparse.densities import (
+    active_counts,
+    default_density,
+    default_interval,
+    dense_layers,
+    exchange_count,
+    replacement_rate,
+)
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.substitute import LayerGeometries
 
@@ -152,3 +159,14 @@ def test_a_rate_that_would_empty_a_layer_is_refused(initial: float) -> None:
 )
 def test_exchanged_weights_have_others_to_take_their_place(count: int, size: int, rate: float, expected: int) -> None:
     assert exchange_count(count, size, rate) == expected
+
+
+@pytest.mark.parametrize(("weights", "density"), [(350, 0.5), (2000, 0.5), (4000, 0.25), (20_000, 0.05), (10**7, 0.05)])
+def test_the_default_density_leaves_a_small_network_most_of_its_weights(weights: int, density: float) -> None:
+    assert default_density(weights) == density
+
+
+@pytest.mark.parametrize(("steps", "interval"), [(1, 1), (100, 1), (2000, 37), (5334, 100), (10**6, 100)])
+def test_the_default_interval_makes_dozens_of_exchanges(steps: int, interval: int) -> None:
+    assert default_interval(steps, 0.75) == interval
+    assert default_interval(steps, 0.0) == 1
