@@ -136,7 +136,15 @@ class Rows:
 
     def targets(self) -> Tensor:
         """The targets of `everything`, whose inputs are looked at but not kept."""
-        return torch.cat([y for _, y in self._sample()])
+        pieces = [y for _, y in self._sample()]
+        shapes = list(dict.fromkeys(tuple(y.shape[1:]) for y in pieces))
+        if len(shapes) > 1:
+            raise ValueError(
+                f"rows of different batches have targets of different shapes, {shapes[0]} and {shapes[1]}, and sums "
+                "over the data need one: pad all rows to one length (padding='max_length' of a tokenizer or its "
+                "collator, and ignore_index as the label of padding)"
+            )
+        return torch.cat(pieces)
 
     def number_in_data(self, row: int) -> int:
         """The number in the data set, from 0, of a row of `targets`: parts, spreads and samplers leave rows out."""

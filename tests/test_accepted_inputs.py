@@ -225,3 +225,14 @@ def test_words_as_targets_are_refused_with_what_to_do() -> None:
     x, _ = rows()
     with pytest.raises(ValueError, match=r"targets are words \('cat', 'dog'\).*classes = sorted\(set\(labels\)\)"):
         caveat.Task(nn.Linear(4, 3), [(x[i], "dog" if i % 2 else "cat") for i in range(24)], caveat.Categorical())
+
+
+def test_targets_padded_by_batch_are_refused_with_what_to_do() -> None:
+    def padded(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        x, y = (nn.utils.rnn.pad_sequence(list(part), batch_first=True) for part in zip(*batch, strict=True))
+        return x, y
+
+    tokens = [torch.arange(2 + row) % 5 for row in range(8)]
+    loader = DataLoader([(row, row.flip(0)) for row in tokens], 2, collate_fn=padded)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"different shapes, \(3,\) and \(5,\).*pad all rows to one length"):
+        caveat.Task(nn.Embedding(5, 5), loader, caveat.Categorical(class_axis=-1))
