@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from caveat.likelihoods import Hyper, learned_noise
-from caveat.network import Network, Params
+from caveat.network import Network, Params, layer_of
 from caveat.storage import CorruptFile
 
 __all__ = [
+    "buffers_like",
     "check_finite",
     "check_hyper",
     "check_indices",
@@ -81,15 +82,24 @@ def network_tensors(network: Network) -> tuple[Params, Params]:
     return {name: parameters[name] for name in network.names}, dict(network.module.named_buffers())
 
 
+def buffers_like(params: Params, buffers: Params) -> Params:
+    """The buffers that a point must have, given that it has some: all of a layer that it has any of.
+
+    Training writes those of some layers (BatchNorm) and leaves others as they are.
+    """
+    written = {layer_of(name) for name in params if name in buffers}
+    return {name: buffer for name, buffer in buffers.items() if layer_of(name) in written}
+
+
 def check_point(
     where: str, params: Params, network: Network, leading: Sequence[int] = (), hyper: Hyper | None = None
 ) -> None:
-    """Refuse what is not one point of the network, or with leading axes several: parameters, and all buffers or none.
+    """Refuse what is not one point of the network, or with leading axes several: parameters, and buffers of layers.
 
     With `hyper` each of several points has what the likelihood learned beside it, shaped as it is there.
     """
     like, buffers = network_tensors(network)
-    like = like | (buffers if params.keys() & buffers.keys() else {})
+    like = like | buffers_like(params, buffers)
     points = {name: tensor for name, tensor in params.items() if not name.startswith("hyper/")}
     check_like(where, points, like, leading)
     learned = {} if hyper is None else {f"hyper/{name}": t for name, t in hyper.items()}

@@ -24,7 +24,7 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.state_checks import check_hyper, check_like, check_names, network_tensors
+from caveat.engine.state_checks import buffers_like, check_hyper, check_like, check_names, network_tensors
 from caveat.engine.training import BatchPart, PointTraining, Training, run_loop, total_steps
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Hyper
@@ -108,7 +108,7 @@ class IVON(Method):
         check_like("variance", found.variance, weights)
         if any(bool((variance < 0).any()) for variance in found.variance.values()):
             raise CorruptFile("variance holds negative numbers")
-        check_like("buffers", found.buffers, buffers if found.buffers else {})
+        check_like("buffers", found.buffers, buffers_like(found.buffers, buffers))
         check_hyper(found.hyper, network)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:

@@ -26,7 +26,7 @@ from caveat.engine.method import Method
 from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.running_moments import RunningMoments
-from caveat.engine.state_checks import check_hyper, check_like, check_names, check_tensor, network_tensors
+from caveat.engine.state_checks import buffers_like, check_hyper, check_like, check_names, check_tensor, network_tensors
 from caveat.engine.training import (
     Training,
     Variables,
@@ -149,7 +149,7 @@ class SWAG(Method):
         if any(bool((variance < 0).any()) for variance in swag.gaussian.variance.values()):
             raise CorruptFile("variance holds negative numbers")
         check_like("deviations", swag.gaussian.deviations, weights if self._columns else {}, (self._columns,))
-        check_like("buffers", swag.gaussian.buffers, buffers if swag.gaussian.buffers else {})
+        check_like("buffers", swag.gaussian.buffers, buffers_like(swag.gaussian.buffers, buffers))
         if swag.prepared is not None:
             draws = (self.default_draws,)
             check_tensor("seeds/seed", swag.prepared.seeds, draws, (torch.int64,))

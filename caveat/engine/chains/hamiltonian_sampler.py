@@ -145,6 +145,7 @@ class HamiltonianSampler:
             rng = random_stream(self.run.seed, "start", chain)
             params = fresh_weights(rng) if self.knobs.begin == "layers" else _from_prior(network, rng)
             starts.append(coordinates.at(params))
+        self.run.warnings.extend(fresh_weights.notes())
         self.place(torch.stack(starts).to(network.device))
         likelihood, prior = self.now.likelihood, self.now.prior
         bad = (~torch.isfinite(likelihood + prior)).nonzero()

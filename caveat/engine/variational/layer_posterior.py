@@ -19,6 +19,7 @@ from caveat.batches import Inputs, move, slices
 from caveat.engine.predictors import PIECE_ROWS, Replicas
 from caveat.engine.sparse import LayerGeometry, Substitute, WeightLayout, column_indices, plain_layers, weight_name
 from caveat.engine.state_checks import (
+    buffers_like,
     check_hyper,
     check_indices,
     check_like,
@@ -120,7 +121,7 @@ class LayerState:
         rest = {
             name: like for name, like in weights.items() if name not in {weight_name(n) for n in counts if counts[n]}
         }
-        rest |= buffers if self.rest.keys() & buffers.keys() else {}
+        rest |= buffers_like(self.rest, buffers)
         check_like("rest", self.rest, rest)
         if self.units is not None:
             self.units.check({name: layers[name].shape[1] for name in counts})
