@@ -110,8 +110,7 @@ def test_warnings_and_notes_stand_beside_what_they_touch(
     for cell in read_json(out / "bench.json")["cells"]:
         path = out / cell["folder"] / "metrics.json"
         content = read_json(path)
-        if cell["method"] == "map_tempered":
-            content["info"]["warnings"] = [HOSTILE]
+        content["info"]["warnings"] = [HOSTILE] if cell["method"] == "map_tempered" else []
         content["reference"]["notes"] = [note]
         write_json(path, content)
     text = report.write(out).read_text(encoding="utf-8")
