@@ -15,7 +15,7 @@ from torch import Tensor
 
 __all__ = ["EvidenceChoice", "nearest_to"]
 
-ERRORS = 2.0  # standard errors that rows need to tell two candidates apart
+ERRORS = 1.0  # standard errors that rows need to tell two candidates apart
 WORTH = 0.01  # nats a row: what no one would notice
 LEAST_ROWS = 20
 
