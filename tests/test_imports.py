@@ -194,10 +194,13 @@ def test_benchmarks_and_experiments_import_what_there_is() -> None:
 
 def test_importing_costs_little_more_than_torch() -> None:
     clock = "time.process_time()"
-    code = f"import time; s = {clock}; import torch; t = {clock}; import caveat; caveat.Task; u = {clock}; "
+    # Without the collector of garbage, which would look through all of torch's objects at a moment of its choice.
+    code = f"import gc, time; gc.disable(); s = {clock}; import torch; t = {clock}; import caveat; caveat.Task; u = {clock}; "
     code += "print((u - t) / (t - s))"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 0.35  # of the time that torch itself takes
+    assert (
+        min(float(run.stdout) for run in runs) < 0.4
+    )  # of the time that torch itself takes; .28 to .33 with 172 files
 
 
 def test_extras_are_imported_only_where_they_are_used() -> None:
