@@ -45,7 +45,9 @@ __all__ = [
     "write_state",
 ]
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = range(1, FORMAT + 1)  # what earlier versions wrote, too
+_RENAMED = {"n_draws": "default_draws"}  # fields of methods, as format 1 calls them
 State = dict[str, dict[str, Tensor]]  # group -> name -> tensor
 
 _KINDS = {
@@ -87,8 +89,8 @@ def read_json(path: Path) -> dict[str, Any]:
         version = content["format"]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptFile(f"{path} is not a whole file of this library ({type(error).__name__}: {error})") from error
-    if version != FORMAT:
-        raise CorruptFile(f"{path} has format version {version}, this library reads version {FORMAT}")
+    if version not in _READABLE:
+        raise CorruptFile(f"{path} has format version {version}, this library reads versions 1 to {FORMAT}")
     if claimed != _checksum(content):
         raise CorruptFile(f"{path} was changed after it was written: its checksum does not match")
     return content
@@ -326,7 +328,11 @@ def decode(value: Any, tensors: Mapping[str, Tensor], classes: Iterable[type], *
                 f"{name} is not a class of this library: install the package with the method of that name, or pass the "
                 f"class, as in load(..., classes=[{name}])"
             )
-        fields = {field: make(item) for field, item in value["fields"].items()}
+        accepted = {field.name for field in dataclasses.fields(known[name])}
+        fields = {
+            field if field in accepted else _RENAMED.get(field, field): make(item)
+            for field, item in value["fields"].items()
+        }
         missing = [field.name for field in dataclasses.fields(known[name]) if field.init and field.name not in fields]
         if missing and complete:
             raise CorruptFile(f"{name} cannot be made from what was saved: it lacks {missing[0]!r}")

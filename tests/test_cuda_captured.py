@@ -25,7 +25,7 @@ def network(*middle: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), *middle, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
 
 
-def turned(x: Tensor, rng: torch.Generator) -> Tensor:
+def rotated(x: Tensor, rng: torch.Generator) -> Tensor:
     """Some images mirrored, without a look at a number."""
     flip = torch.rand(len(x), generator=rng, device=x.device) < 0.5
     return torch.where(flip[:, None, None, None], x.flip(-1), x)
@@ -59,7 +59,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("which", CHAINS)
 def test_recorded_chains_are_the_chains(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = task(augment=turned) if which == "augmented" else task()
+    problem = task(augment=rotated) if which == "augmented" else task()
     replays: list[int] = []
     run = captured_steps.CapturedSteps.run
     monkeypatch.setattr(captured_steps.CapturedSteps, "run", lambda self, *a: (replays.append(1), run(self, *a)))
@@ -137,7 +137,7 @@ def test_the_recorded_gradient_of_hmc_is_its_gradient(module: nn.Module, monkeyp
     ids=["adam", "sgd", "patience"],
 )
 def test_members_side_by_side_are_those_trained_alone(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = task(network(nn.BatchNorm2d(8)), validation=0.2, augment=turned)
+    problem = task(network(nn.BatchNorm2d(8)), validation=0.2, augment=rotated)
     method = caveat.DeepEnsemble(members=3, training=training)
     together = fitted(method, problem)
 

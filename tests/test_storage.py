@@ -201,7 +201,7 @@ def test_other_versions_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path)
     write_json(path, CONTENT | {"format": FORMAT + 1})
-    with pytest.raises(CorruptFile, match=f"format version {FORMAT + 1}, this library reads version {FORMAT}"):
+    with pytest.raises(CorruptFile, match=f"format version {FORMAT + 1}, this library reads versions 1 to {FORMAT}"):
         read_json(path)
 
 
@@ -246,6 +246,16 @@ def test_arrays_are_written_whole(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
+class Renamed:
+    default_draws: int = 100
+
+
+@dataclass(frozen=True)
+class Kept:
+    n_draws: int = 100
+
+
+@dataclass(frozen=True)
 class Inner:
     rate: float = 0.1
     name: str | None = None
@@ -284,6 +294,18 @@ def test_dataclasses_come_back(tmp_path: Path) -> None:
     assert made.table["b.*"] == 2.0
     assert torch.equal(made.table["a"], torch.arange(3))
     assert torch.equal(made.scores, torch.eye(2))
+
+
+def test_a_knob_is_read_under_the_name_that_it_had() -> None:
+    of_before = {"type": "Renamed", "fields": {"n_draws": 7}}
+    assert decode(of_before, {}, [Renamed]).default_draws == 7
+    of_others = {"type": "Kept", "fields": {"n_draws": 7}}
+    assert decode(of_others, {}, [Kept]).n_draws == 7
+
+
+def test_files_of_format_1_are_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", CONTENT | {"format": 1})
+    assert read_json(tmp_path / "a.json")["nested"] == CONTENT["nested"]
 
 
 def test_unknown_classes_and_values_are_refused() -> None:

@@ -18,9 +18,9 @@ TRAINING = caveat.Training(epochs=3, batch_size=16)
 METHODS: dict[str, Any] = {
     "MAP": caveat.MAP(training=TRAINING),
     "DeepEnsemble": caveat.DeepEnsemble(members=2, training=TRAINING),
-    "Laplace": caveat.Laplace("kronecker", precision=1.0, n_draws=4),
-    "SubnetworkLaplace": caveat.SubnetworkLaplace(weights=40, precision=1.0, n_draws=4),
-    "LastLayerLaplace": caveat.LastLayerLaplace(precision=1.0, n_draws=4),
+    "Laplace": caveat.Laplace("kronecker", precision=1.0, default_draws=4),
+    "SubnetworkLaplace": caveat.SubnetworkLaplace(weights=40, precision=1.0, default_draws=4),
+    "LastLayerLaplace": caveat.LastLayerLaplace(precision=1.0, default_draws=4),
     "SampledLaplace": caveat.SampledLaplace(samples=4, precision=1.0, prediction="samples"),
     "MCDropout": caveat.MCDropout(training=TRAINING),
     "SWAG": caveat.SWAG.quick,

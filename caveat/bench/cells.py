@@ -113,7 +113,7 @@ def _score(
     scores = evaluate(
         posterior,
         tests.inside,
-        ood=tests.outside,
+        ood=tests.ood,
         reference=_reference(experiment, cell, place),
         folder=folder,
         label=f"{cell.label} seed {cell.seed}",

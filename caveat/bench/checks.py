@@ -1,4 +1,4 @@
-"""What an experiment asks of its data: that each shift, each outside set and each model fits their shape.
+"""What an experiment asks of its data: that each shift, each out-of-distribution set and each model fits their shape.
 
 This takes the data themselves, so it is looked at once they are known to be here, and before anything is fitted. Data
 that are not here are left to their cells, which say where they were looked for.
@@ -35,7 +35,7 @@ def check_fits(experiment: Experiment, cells: Sequence[Cell], data_dir: Path | N
 
 
 def _check_conditions(experiment: Experiment, problem: Problem, data: Any, data_dir: Path | None) -> None:
-    """One row under each shift, one row of each outside set."""
+    """One row under each shift, one row of each out-of-distribution set."""
     label = problem.source.label
     for name, severities in problem.shifts:
         key = f"shifts.{name} on {label!r}"

@@ -28,8 +28,8 @@ ROW_SCORES = {  # metric -> the array of scores/*.npz, and the factor that makes
     "crps": ("crps", 1),
 }
 SEED_SCORES = ("ece", "marginal_calibration_error", "risk_coverage_area", "rmse", "calibration_error")
-OUTSIDE_SCORES = {"auroc_entropy": "entropy", "auroc_variance": "variance", "auroc_epistemic": "epistemic"}
-COMPARED = {*ROW_SCORES, *SEED_SCORES, *OUTSIDE_SCORES}
+OOD_SCORES = {"auroc_entropy": "entropy", "auroc_variance": "variance", "auroc_epistemic": "epistemic"}
+COMPARED = {*ROW_SCORES, *SEED_SCORES, *OOD_SCORES}
 
 
 Reader = Callable[[Path, str], dict[str, np.ndarray]]  # the numbers of every row of a part of a cell
@@ -97,8 +97,8 @@ def _gains(
         if metric in ROW_SCORES and role != "ood":
             by_seed = [np.mean([_row_gain(pair, name, metric, read) for name in names], axis=0) for pair in pairs]
             gains.append((metric, _interval([by_seed], redrawn), len(by_seed[0])))
-        elif metric in OUTSIDE_SCORES and role == "ood":
-            sides = [_placement_gains(pair, names[0], OUTSIDE_SCORES[metric], read) for pair in pairs]
+        elif metric in OOD_SCORES and role == "ood":
+            sides = [_placement_gains(pair, names[0], OOD_SCORES[metric], read) for pair in pairs]
             layouts = [list(side) for side in zip(*sides, strict=True)]
             gains.append((metric, _interval(layouts, redrawn), sum(len(side[0]) for side in layouts)))
         elif metric in SEED_SCORES:
@@ -130,7 +130,7 @@ def _row_gain(pair: Pair, name: str, metric: str, read: Reader) -> np.ndarray:
 
 
 def _placement_gains(pair: Pair, name: str, array: str, read: Reader) -> tuple[np.ndarray, np.ndarray]:
-    """Gains in placement of the clean rows, [N], and of those from outside, [M]; each has the AUROC's gain as mean."""
+    """Gains in placement of the clean rows, [N], and of the ood ones, [M]; each has the AUROC's gain as mean."""
     clean = next(part["name"] for part in pair.ours.parts if role_of(part) == "clean")
     ours, theirs = (
         placements(*(read(saved.folder, part)[array].astype(np.float64) for part in (clean, name))) for saved in pair
@@ -144,7 +144,7 @@ def _value(saved: SavedCell, name: str, metric: str) -> float:
 
 
 def ranks(table: Sequence[Row]) -> list[Row]:
-    """The place of each method, 1 is best: on clean data, on each shift and set from outside, and its mean over shifts.
+    """The place of each method, 1 is best: on clean data, on each shift and ood set, and its mean over shifts.
 
     A shift is ranked by the mean over its severities and over seeds, so that one with many severities counts no more
     than another. Methods that tie share the mean of their places.

@@ -1,7 +1,8 @@
 """What the cells of a problem are scored on, made once for all cells of a process, and inputs to be looked at.
 
-Shifts and outside data are drawn by a fixed seed, whatever the seed of the training: every cell sees the same rows, so
-that methods can be compared row by row. Only where each seed draws rows of its own, it draws their shifts too.
+Shifts and out-of-distribution data are drawn by a fixed seed, whatever the seed of the training: every cell sees the
+same rows, so that methods can be compared row by row. Only where each seed draws rows of its own, it draws their
+shifts too.
 """
 
 import dataclasses
@@ -41,8 +42,8 @@ def _conditions(
     inside = tests.inside
     if condition_bytes(data, shifts) < _KEPT_BYTES:
         inside = {name: part if name == "clean" else _in_memory(part) for name, part in inside.items()}
-    outside = {name: part.tensors[0] for name, part in tests.outside.items()}
-    few = {name: TensorDataset(inputs[spread(len(inputs), test_rows)]) for name, inputs in outside.items()}
+    ood_inputs = {name: part.tensors[0] for name, part in tests.ood.items()}
+    few = {name: TensorDataset(inputs[spread(len(inputs), test_rows)]) for name, inputs in ood_inputs.items()}
     return Conditions(data, inside, few)
 
 
@@ -94,7 +95,7 @@ def shown_inputs(tests: Conditions, kept_rows: int) -> dict[str, dict[str, np.nd
         if name != "clean":
             severity = max(by_severity)
             parts[f"{name} {severity:g}"] = by_severity[severity]
-    shown = parts | tests.outside
+    shown = parts | tests.ood
     return {name: _shown(part, tests.data.preprocessing, kept_rows) for name, part in shown.items()}
 
 

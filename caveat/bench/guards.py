@@ -1,9 +1,9 @@
 """Guard rails: where a Bayesian method is worse than MAP with temperature scaling, or cannot be told from it.
 
-A posterior costs more than a point. On each data set, clean, under each shift (severities averaged) and on inputs from
-outside, every method gets one word: better, worse or not distinguishable, from the paired 95% interval of one score:
-the NLL, which no overconfidence escapes, and for inputs from outside the AUROC of the whole uncertainty. A difference
-that the interval is sure of and that the digits shown do not show is called level.
+A posterior costs more than a point. On each data set, clean, under each shift (severities averaged) and on out-of-
+distribution inputs, every method gets one word: better, worse or not distinguishable, from the paired 95% interval of
+one score: the NLL, which no overconfidence escapes, and out of distribution the AUROC of the whole uncertainty. A
+difference that the interval is sure of and that the digits shown do not show is called level.
 
 A temperature is fitted on clean rows and can make a network too sure of shifted ones. Then the plain MAP is better than
 the tempered one too, and a posterior that did nothing would look good: one that is better than the tempered MAP and not

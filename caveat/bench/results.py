@@ -42,7 +42,7 @@ def read_results(experiment: Experiment, out: Path) -> list[Result]:
 
 
 def role_of(part: Row) -> str:
-    """What a part is: clean test rows, shifted ones, or inputs from outside."""
+    """What a part is: clean test rows, shifted ones, or out-of-distribution inputs."""
     if part["role"] == "ood":
         return "ood"
     return "clean" if part["family"] == "clean" else "shift"

@@ -3,7 +3,7 @@
     test, classes    rows, log_prob, brier, correct, confidence, entropy, epistemic; bin_confidence, bin_accuracy,
                      bin_count: the reliability diagram of the top label, 15 bins
     test, numbers    rows, log_prob, squared_error, crps, covered (by the 90% interval), variance, epistemic
-    outside          rows, entropy or variance, epistemic
+    ood          rows, entropy or variance, epistemic
 
 One entry a decision: a row of the data, or a position of it, where `rows` repeats.
 """

@@ -10,7 +10,7 @@ __all__ = ["Demo"]
 
 @dataclass(frozen=True)
 class Demo(Verb):
-    """Fit every method to digits, score clean, rotated and outside data, print one table and write one page."""
+    """Fit every method to digits, score clean, rotated and out-of-distribution rows, print a table and write a page."""
 
     out: Path = Path("caveat-demo")  # folder for the results; one that the demo made before is replaced
 

@@ -1,4 +1,4 @@
-"""The main job: every method on scikit-learn's digits, clean, rotated and from outside, in one table and one page.
+"""The main job: every method on scikit-learn's digits, clean, rotated and out of distribution, in a table and a page.
 
 A small network (64-32-10, SiLU) keeps it short; each method runs its `quick` instance. The point is not the best score
 but to see, side by side, what each posterior says when the input is one the network was never trained on, and how far
@@ -25,7 +25,7 @@ from caveat.task import Task
 __all__ = ["run_demo"]
 
 ANGLES = range(15, 91, 15)
-OUTSIDE = ("photographs", "permuted")
+OOD = ("photographs", "permuted")
 
 
 def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu", progress: bool = True) -> str:
@@ -39,7 +39,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: torch.device | str = "cpu",
 def _results(folder: Path, seed: int, device: torch.device | str, progress: bool) -> str:
     digits = data.load("digits")
     task = RECIPES["digits"].task(digits, seed)  # the network, prior and rows that the reference is about
-    tests = data.conditions(digits, angles=ANGLES, ood=OUTSIDE)
+    tests = data.conditions(digits, angles=ANGLES, ood=OOD)
     reference = load_reference(PACKAGED / "digits")  # the same for everyone, whatever was built on this machine
     with new_folder(folder, overwrite=_is_of_demo(folder)) as place:
         for name, label, posterior in _posteriors(task, seed, device, progress):
@@ -47,7 +47,7 @@ def _results(folder: Path, seed: int, device: torch.device | str, progress: bool
             evaluate(
                 posterior,
                 tests.inside,
-                ood=tests.outside,
+                ood=tests.ood,
                 reference=reference,
                 folder=place / name,
                 label=label,

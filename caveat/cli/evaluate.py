@@ -10,7 +10,7 @@ __all__ = ["Evaluate"]
 
 @dataclass(frozen=True)
 class Evaluate(Verb):
-    """Score posteriors on clean, shifted and outside data; each gets a folder of predictions and metrics."""
+    """Score posteriors on clean, shifted and out-of-distribution data, a folder each of predictions and metrics."""
 
     posteriors: tuple[Path, ...]  # folders that `caveat fit` wrote
     out: Path = Path("results")  # one sub-folder a posterior goes here
@@ -19,9 +19,9 @@ class Evaluate(Verb):
     model: str | None = None  # takes the place of the stored one: file.py:function, or a name
     rotate: tuple[float, ...] = ()  # degrees by which test images are also rotated
     shift: tuple[str, ...] = ()  # shifts by name, each at all its severities: fog, translation, ...; or corruptions
-    ood: tuple[str, ...] = ()  # data from outside: photographs, permuted, constant, noise, or another image set
+    ood: tuple[str, ...] = ()  # out-of-distribution data: photographs, permuted, constant, noise, or another image set
     draws: int | None = None  # posterior draws a prediction; the method's own number unless given
-    samples: bool = False  # also keep every draw's prediction
+    keep_samples: bool = False  # also keep every draw's prediction
 
     def run(self, common: Common) -> None:
         """Score one posterior after the other."""
@@ -49,13 +49,13 @@ class Evaluate(Verb):
             evaluate(
                 posterior,
                 tests.inside,
-                ood=tests.outside,
+                ood=tests.ood,
                 folder=self.out / folder.resolve().name,
                 label=folder.resolve().name,
                 class_names=data.class_names,
                 draws=self.draws,
                 seed=common.seed,
-                keep_samples=self.samples,
+                keep_samples=self.keep_samples,
                 progress=not common.quiet,
             )
         runs = report.read(self.out)

@@ -1,10 +1,10 @@
-"""Data sets by name or path, shifts of them, and inputs from outside of them."""
+"""Data sets by name or path, shifts of them, and out-of-distribution inputs."""
 
 from caveat.data.augment import crop_and_flip
 from caveat.data.condition_sets import Conditions, conditions
 from caveat.data.dataset import DataSet, prepare
 from caveat.data.download import download
-from caveat.data.ood import out_of_distribution, outside_pairs
+from caveat.data.ood import ood_pairs, out_of_distribution
 from caveat.data.sets import load, names
 from caveat.data.shifts import CORRUPTIONS, SHIFTS, Shift, gap_mask, gap_split, rotate, shift, shifted
 
@@ -21,8 +21,8 @@ __all__ = [
     "gap_split",
     "load",
     "names",
+    "ood_pairs",
     "out_of_distribution",
-    "outside_pairs",
     "prepare",
     "rotate",
     "shift",

@@ -1,4 +1,4 @@
-"""What a posterior is scored on: the test rows of a data set, clean and shifted, and inputs from outside.
+"""What a posterior is scored on: the test rows of a data set, clean and shifted, and out-of-distribution inputs.
 
 The command line, the demo and the benchmarks all build their test sets here.
 """
@@ -22,11 +22,11 @@ __all__ = ["Conditions", "check_shift_labels", "conditions", "shift_label"]
 
 @dataclass(frozen=True)
 class Conditions:
-    """A data set, its test rows clean and shifted (as `evaluate` takes them), and inputs from outside."""
+    """A data set, its test rows clean and shifted (as `evaluate` takes them), and out-of-distribution inputs."""
 
     data: DataSet
     inside: dict[str, Any]
-    outside: dict[str, TensorDataset]
+    ood: dict[str, TensorDataset]
 
 
 def conditions(
@@ -42,12 +42,12 @@ def conditions(
 
     Args:
         data: the data set whose test rows are shifted.
-        angles: degrees by which test images are turned, as the family `rotated`; pixels from beyond the edge are black.
+        angles: degrees to rotate test images by, as the family `rotated`; pixels from beyond the edge are black.
         shifts: names of shifts and their severities; None stands for all severities of a shift. A name may be
             `file.py:function`, where `function(data, severity, seed)` returns the test inputs under that shift.
-        ood: names of inputs from outside, see `out_of_distribution`.
+        ood: names of out-of-distribution inputs, see `out_of_distribution`.
         data_dir: where the data sets of `ood` are.
-        seed: draws whatever is random in shifts and inputs from outside.
+        seed: draws whatever is random in shifts and out-of-distribution inputs.
     """
     inside: dict[str, Any] = {"clean": data.test}
     x, y = data.test.tensors
@@ -63,8 +63,8 @@ def conditions(
             inside[shift_label(name)] = {s: TensorDataset(change(data, s, seed), y) for s in severities}
         else:
             inside[name] = shifted(data, name, None if severities is None else tuple(severities), seed)
-    outside = {name: out_of_distribution(name, data, data_dir, seed=seed) for name in ood}
-    return Conditions(data, inside, outside)
+    ood_sets = {name: out_of_distribution(name, data, data_dir, seed=seed) for name in ood}
+    return Conditions(data, inside, ood_sets)
 
 
 def shift_label(name: str) -> str:

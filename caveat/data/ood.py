@@ -1,4 +1,4 @@
-"""Inputs from outside the training distribution, in the shape and preprocessing of a data set at hand.
+"""Out-of-distribution inputs, in the shape and preprocessing of a data set at hand.
 
 Images are made or read with pixels in [0, 1], resized, matched in channels, and standardised as the data set was:
 x -> (x - mean) / std. They come without targets: the classes of the data set do not apply to them.
@@ -80,7 +80,7 @@ def out_of_distribution(
     return TensorDataset(_fit(images, like))
 
 
-def outside_pairs(
+def ood_pairs(
     like: DataSet, data_dir: str | Path | None = None, seed: int = 0, n: int | None = None
 ) -> dict[str, TensorDataset]:
     """What a data set is usually told apart from, by name: its partners that are on disk, permuted and constant inputs.

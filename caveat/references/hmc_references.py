@@ -61,7 +61,7 @@ class ReferenceRecipe:
     prior: Prior
     sampler: HMC
     training_rows: int | None = None  # the first ones of the data set; all unless given
-    rotations: tuple[int, ...] = ()  # degrees by which the test images are also turned
+    rotations: tuple[int, ...] = ()  # degrees by which the test images are also rotated
     kept: int = 40  # draws of class probabilities that are stored, of each chain
     validation: float = 0.1  # share of the training rows that the posterior does not see, for methods that tune
 
@@ -74,10 +74,10 @@ class ReferenceRecipe:
         return Task(module, loader, self.likelihood, self.prior, validation=self.validation)
 
     def parts(self, rows: data.DataSet) -> dict[str, tuple[Tensor, Tensor]]:
-        """The test rows, clean and turned, by name."""
+        """The test rows, clean and rotated, by name."""
         x, y = rows.test.tensors
-        turned = {f"rotated {a}": (data.rotate(x, a, fill=rows.preprocessing["black"]), y) for a in self.rotations}
-        return {"clean": (x, y), **turned}
+        rotated = {f"rotated {a}": (data.rotate(x, a, fill=rows.preprocessing["black"]), y) for a in self.rotations}
+        return {"clean": (x, y), **rotated}
 
 
 _SAMPLER = HMC(chains=4, length=400, jitter=0.2)

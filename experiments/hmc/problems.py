@@ -114,7 +114,7 @@ def blur(rows: DataSet, passes: float, seed: int) -> Tensor:
 
 
 def rotation(rows: DataSet, degrees: float, seed: int) -> Tensor:
-    """Images turned, what comes in being black."""
+    """Images rotated, what comes in being black."""
     return data.rotate(rows.test.tensors[0], degrees, rows.preprocessing["black"][0])
 
 

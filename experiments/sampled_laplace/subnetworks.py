@@ -5,7 +5,7 @@
 
 Scores of `SubnetworkLaplace` from a diagonal approximation (variance, energy), from 64 samples of the posterior over
 all weights (sampled, sampled_energy), and from that posterior's exact covariance, which these networks are small enough
-for (exact, exact_energy): a CNN of 3,818 weights on digits, clean and turned, and an MLP of 3,201 on gap splits of
+for (exact, exact_energy): a CNN of 3,818 weights on digits, clean and rotated, and an MLP of 3,201 on gap splits of
 wine. The overlap is the Jaccard index with the subnetwork of the exact marginal variances or, for scores that weigh
 them by the outputs' derivatives, of exact_energy. `reported` is the distance to the whole posterior that the method
 gives, under which weights are independent; `true` is the 2-Wasserstein distance itself. Both are under the task's own
@@ -62,8 +62,8 @@ def digits(seed: int) -> tuple[caveat.Task, dict[str, TensorDataset]]:
     convolutions = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()]
     module = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(256, 10))
     task = caveat.Task(module, rows.train, caveat.Categorical(), caveat.GaussianPrior(1.0), validation=0.1)
-    turned = {f"turned {a}": TensorDataset(data.rotate(x, a, rows.preprocessing["black"]), y) for a in (30, 60)}
-    return task, {"clean": TensorDataset(x, y)} | turned
+    rotated = {f"rotated {a}": TensorDataset(data.rotate(x, a, rows.preprocessing["black"]), y) for a in (30, 60)}
+    return task, {"clean": TensorDataset(x, y)} | rotated
 
 
 def wine(seed: int) -> tuple[caveat.Task, dict[str, TensorDataset]]:

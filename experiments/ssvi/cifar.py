@@ -6,7 +6,7 @@
     python experiments/ssvi/cifar.py --width 4 --rows 1000 --epochs 2 --shifted-rows 20    # on a CPU, to see it run
 
 A line a run is added to cifar.csv, and to cifar_shift.csv one for every corruption and severity of the first test rows
-and for every set from outside. With a folder a killed run goes on where it was, and one that is finished is scored
+and for every out-of-distribution set. With a folder a killed run goes on where it was; one that is finished is scored
 again. Nothing is chosen on test rows: the last epoch counts. The prior's width is the one at which the KL term decays
 means as usual weight decay does (beta / (N s^2) = 5e-4); biases and norm layers have that decay too. The learning rate
 is the usual one, .1 for batches of 128, times the size of a batch; exchanges come after as many images as the paper's.
@@ -137,7 +137,7 @@ def add(path: Path, columns: tuple[str, ...], lines: list[dict[str, Any]]) -> No
 
 
 def shifts(a: argparse.Namespace, rows: data.DataSet) -> tuple[dict[str, Any], dict[str, TensorDataset]]:
-    """The first test rows under every corruption, and rows from outside."""
+    """The first test rows under every corruption, and out-of-distribution rows."""
     if not a.shifted_rows or a.validation:
         return {}, {}
     few = range(min(a.shifted_rows, len(rows.test)))
@@ -145,11 +145,11 @@ def shifts(a: argparse.Namespace, rows: data.DataSet) -> tuple[dict[str, Any], d
     families = {
         name: {severity: Subset(own, few) for severity, own in data.shifted(rows, name).items()} for name in names
     }
-    return families, data.outside_pairs(rows, a.data_dir, n=10 * len(few))
+    return families, data.ood_pairs(rows, a.data_dir, n=10 * len(few))
 
 
 def shift_line(scored: Scored) -> dict[str, Any]:
-    """Of one corruption and severity, or of rows from outside."""
+    """Of one corruption and severity, or of out-of-distribution rows."""
     line = {"on": scored.family, "severity": scored.severity, "rows": scored.rows}
     line |= {name: f"{score.mean:.5g}" for name, score in scored.metrics.items() if name in SHIFT_COLUMNS}
     if scored.role == "test":
@@ -168,10 +168,10 @@ def main() -> None:
     if a.validation:
         scored = TensorDataset(x[-a.validation :], y[-a.validation :])
         x, y = x[: -a.validation], y[: -a.validation]
-    families, outside = shifts(a, rows)  # what is missing for them is missed before the training
+    families, ood = shifts(a, rows)  # what is missing for them is missed before the training
     std = ((a.kl_weight if a.method != "rigl" else 1.0) / (len(x) * a.decay)) ** 0.5
     posterior = fitted(a, TensorDataset(x, y), std)
-    everything = caveat.evaluate(posterior, {"clean": scored} | families, ood=outside, draws=a.draws, progress=False)
+    everything = caveat.evaluate(posterior, {"clean": scored} | families, ood=ood, draws=a.draws, progress=False)
     scores = everything["clean"]
     info, found = posterior.info, posterior.info.diagnostics
     about: dict[str, Any] = {"data": a.data, "method": a.method, "density": round(found["density"], 5), "seed": a.seed}

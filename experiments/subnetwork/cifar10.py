@@ -56,8 +56,8 @@ def methods(sizes: tuple[int, ...]) -> Iterator[tuple[str, str, int, Any]]:
         for score in SCORES:
             yield "subnetwork", score, weights, SubnetworkLaplace(weights, score, **fast)
         if weights == sizes[0]:
-            yield "laplace diagonal", "", -1, Laplace("diagonal", n_draws=30, fisher="mc", **fast)
-            yield "laplace kronecker", "", -1, Laplace("kronecker", n_draws=30, fisher="mc", **fast)
+            yield "laplace diagonal", "", -1, Laplace("diagonal", default_draws=30, fisher="mc", **fast)
+            yield "laplace kronecker", "", -1, Laplace("kronecker", default_draws=30, fisher="mc", **fast)
             yield "subnetwork", "variance, dead kept", weights, SubnetworkLaplace(weights, "variance", True, **fast)
 
 
@@ -98,7 +98,7 @@ def joint_nll(log_samples: Tensor, y: Tensor, pairs: int = 2000, draws: int = 10
     return -float((together.logsumexp(0) - count.log()).mean()) / draws
 
 
-def scores(posterior: caveat.Posterior, tests: dict[str, tuple[Tensor, Tensor]], outside: Tensor) -> Iterator[Any]:
+def scores(posterior: caveat.Posterior, tests: dict[str, tuple[Tensor, Tensor]], ood: Tensor) -> Iterator[Any]:
     """(on, metric, value) for everything asked."""
     inside_entropy = inside_epistemic = torch.zeros(0)
     for name, (x, y) in tests.items():
@@ -111,15 +111,15 @@ def scores(posterior: caveat.Posterior, tests: dict[str, tuple[Tensor, Tensor]],
         yield name, "ece", top_label_ece(probs, y)
         if name == "clean":
             yield name, "joint_nll", joint_nll(log_samples, y)
-            inside_entropy, inside_epistemic = entropy[: len(outside)], epistemic[: len(outside)]
-    _, entropy, epistemic = predicted(posterior, outside)
+            inside_entropy, inside_epistemic = entropy[: len(ood)], epistemic[: len(ood)]
+    _, entropy, epistemic = predicted(posterior, ood)
     yield "cifar100", "auroc", ood_scores(inside_entropy, entropy)["auroc"]
     if float(epistemic.max()) > 1e-9:
         yield "cifar100", "auroc_epistemic", ood_scores(inside_epistemic, epistemic)["auroc"]
 
 
 def summarise(path: Path) -> None:
-    """A line a seed, method and size: precision, then clean, corrupted, joint and foreign."""
+    """A line a seed, method and size: precision, then clean, corrupted, joint and out of distribution."""
     with path.open() as file:
         rows = list(csv.DictReader(file))
     columns = ("clean nll", "clean ece", "clean joint_nll", "shifted nll", "shifted ece", "cifar100 auroc")
@@ -129,11 +129,11 @@ def summarise(path: Path) -> None:
         own = [r for r in rows if (r["seed"], r["method"], r["score"], r["weights"], r["precision"]) == key]
         cells = []
         for on, metric in (column.split() for column in columns):
-            foreign = ("clean", "cifar100")
+            ood_on = ("clean", "cifar100")
             values = [
                 float(r["value"])
                 for r in own
-                if r["metric"] == metric and (r["on"] == on or (on == "shifted" and r["on"] not in foreign))
+                if r["metric"] == metric and (r["on"] == on or (on == "shifted" and r["on"] not in ood_on))
             ]
             cells.append(f"{sum(values) / len(values):.4f}")
         seed, method, score, weights, precision = key
@@ -181,7 +181,7 @@ def main() -> None:
     tests |= {name: (image, y[few]) for name, image in corrupted(x[few], mean, std)}
     if arguments.shifted_rows < len(x):
         tests["clean"] = (x[: 5 * arguments.shifted_rows], y[: 5 * arguments.shifted_rows])
-    outside = data.out_of_distribution("cifar100", rows, arguments.data_dir).tensors[0][few]
+    ood = data.out_of_distribution("cifar100", rows, arguments.data_dir).tensors[0][few]
     new = not arguments.csv.exists()
     with arguments.csv.open("a", newline="") as file:
         writer = csv.writer(file)
@@ -201,7 +201,7 @@ def main() -> None:
                 continue
             diagnostics = posterior.info.diagnostics
             precision = diagnostics.get("prior_precision", diagnostics.get("temperature", ""))
-            found = list(scores(posterior, tests, outside))
+            found = list(scores(posterior, tests, ood))
             for on, metric, value in found:
                 line = [arguments.seed, name, score, weights, precision, on, metric, f"{value:.6g}"]
                 writer.writerow([*line, f"{posterior.info.seconds:.2f}"])

@@ -2,7 +2,7 @@
 
     python experiments/subnetwork/precision.py
 
-Small networks (two hidden layers of 64) on digits (and digits turned by 30 degrees), mnist1d, diabetes and breast
+Small networks (two hidden layers of 64) on digits (and digits rotated by 30 degrees), mnist1d, diabetes and breast
 cancer, three seeds. All fits see the same rows: a tenth is held out for "validation" and left unused by the others.
 Test NLL, one row a method, way and seed in the csv; the printed table has means over seeds.
 """
@@ -36,7 +36,7 @@ def problem(name: str, seed: int) -> tuple[caveat.Task, dict[str, Any]]:
     x, y = rows.test.tensors
     tests = {"clean": TensorDataset(x, y)}
     if name == "digits":
-        tests["turned"] = TensorDataset(data.rotate(x, 30, fill=rows.preprocessing["black"]), y)
+        tests["rotated"] = TensorDataset(data.rotate(x, 30, fill=rows.preprocessing["black"]), y)
     likelihood: Any = {
         "categorical": caveat.Categorical(),
         "bernoulli": caveat.Bernoulli(),

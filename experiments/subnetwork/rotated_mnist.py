@@ -4,7 +4,7 @@
     python experiments/subnetwork/rotated_mnist.py --summary  # only the figure and the table of the README
 
 The question of Daxberger et al. 2021 at the scale of a laptop: LeNet-5 (61,706 weights), 10,000 training images of
-which 1,500 are held out for validation, 1,000 test images turned by 0 to 180 degrees. Everything but the ensemble
+which 1,500 are held out for validation, 1,000 test images rotated by 0 to 180 degrees. Everything but the ensemble
 starts from the same MAP. Prior precisions and the temperature are tuned on the upright validation images; rows marked
 "given" keep the precision that the MAP was trained with.
 """
@@ -87,10 +87,10 @@ def problem(seed: int) -> tuple[caveat.Task, dict[float, TensorDataset]]:
     )
     rows = torch.randperm(len(found.test), generator=rng)[:TEST_ROWS]
     x, y = (tensor[rows] for tensor in found.test.tensors)
-    turned = {angle: TensorDataset(data.rotate(x, angle, found.preprocessing["black"]), y) for angle in ANGLES}
+    rotated = {angle: TensorDataset(data.rotate(x, angle, found.preprocessing["black"]), y) for angle in ANGLES}
     torch.manual_seed(seed)
     task = caveat.Task(models.lenet5(), train, caveat.Categorical(), caveat.GaussianPrior(1.0), validation=validation)
-    return task, turned
+    return task, rotated
 
 
 def measure(path: Path, seeds: int) -> None:
@@ -102,8 +102,8 @@ def measure(path: Path, seeds: int) -> None:
         if not done:
             writer.writerow(["seed", "method", "angle", *METRICS, "precision", "seconds"])
 
-        def record(seed: int, name: str, posterior: caveat.Posterior, turned: dict[float, TensorDataset]) -> None:
-            scores = caveat.evaluate(posterior, {"turned": turned}, seed=seed, progress=False)
+        def record(seed: int, name: str, posterior: caveat.Posterior, rotated: dict[float, TensorDataset]) -> None:
+            scores = caveat.evaluate(posterior, {"rotated": rotated}, seed=seed, progress=False)
             precision = posterior.info.diagnostics.get("prior_precision", "")
             for scored in scores.data:
                 values = [f"{scored[metric].mean:.6g}" for metric in METRICS]
@@ -117,16 +117,16 @@ def measure(path: Path, seeds: int) -> None:
             missing = [name for name in names if (str(seed), name) not in done]
             if not missing:
                 continue
-            task, turned = problem(seed)
+            task, rotated = problem(seed)
             point = caveat.fit(task, MAP(training=TRAINING), seed=seed, progress=False)
             if "MAP" in missing:
-                record(seed, "MAP", point, turned)
+                record(seed, "MAP", point, rotated)
             for name, method in methods():
                 if name in missing:
                     bar.set_description(name)
                     start = None if method.starts_from == "fresh" else point
                     posterior = caveat.fit(task, method, start=start, seed=seed, progress=False)
-                    record(seed, name, posterior, turned)
+                    record(seed, name, posterior, rotated)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -158,7 +158,7 @@ def draw(found: list[dict[str, str]], path: Path) -> None:
 
 
 def summarise(found: list[dict[str, str]]) -> None:
-    """NLL at some angles, and NLL, accuracy and ECE over all turned images; standard errors over seeds."""
+    """NLL at some angles, and NLL, accuracy and ECE over all rotated images; standard errors over seeds."""
     angles = (0, 30, 60, 90, 180)
     heads = [f"NLL {angle}°" for angle in angles] + [
         "NLL 15° to 180°",

@@ -19,7 +19,7 @@ epochs = {epochs}
 [shifts]
 feature_shift = [0.5, 2]
 [methods.last_layer_laplace]
-n_draws = {draws}
+default_draws = {draws}
 """
 
 

@@ -29,12 +29,12 @@ def test_comparisons_are_paired_by_row_and_seed(finished: tuple[Path, Path]) -> 
         )
         gains.append(ours - theirs)
     assert row["gain"] == pytest.approx(np.mean(gains), rel=1e-4)
-    outside = next(r for r in table if (r["method"], r["metric"]) == ("last_layer_laplace", "auroc_entropy"))
+    ood = next(r for r in table if (r["method"], r["metric"]) == ("last_layer_laplace", "auroc_entropy"))
     auroc = {
         label: np.mean([by[label, s].parts[-1]["metrics"]["auroc_entropy"]["mean"] for s in (0, 1)])
         for label in ("last_layer_laplace", "map_tempered")
     }
-    assert outside["gain"] == pytest.approx(auroc["last_layer_laplace"] - auroc["map_tempered"], abs=1e-6)
+    assert ood["gain"] == pytest.approx(auroc["last_layer_laplace"] - auroc["map_tempered"], abs=1e-6)
     assert not [r for r in table if r["method"] == "map_tempered"]
 
 

@@ -1,4 +1,4 @@
-"""Test sets: clean, turned, shifted and from outside, built in one place."""
+"""Test sets: clean, rotated, shifted and from outside, built in one place."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_clean_rows_come_first_and_the_others_as_they_were_asked_for() -> None:
     x, y = tests.inside["rotated"][30]
     torch.testing.assert_close(x, rotate(digits.test.tensors[0], 30, fill=digits.preprocessing["black"]))
     assert y is digits.test.tensors[1]
-    assert list(tests.outside) == ["permuted"]
+    assert list(tests.ood) == ["permuted"]
     assert list(conditions(digits).inside) == ["clean"]
 
 

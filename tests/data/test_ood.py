@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from caveat.data import load, out_of_distribution, outside_pairs
+from caveat.data import load, ood_pairs, out_of_distribution
 from caveat.data.dataset import Arrays, assemble
 
 
@@ -160,11 +160,11 @@ def test_digits_are_outside_of_other_images():
 def test_pairs_are_those_on_disk_and_those_that_are_made(tmp_path):
     save_mnist(tmp_path)
     like = image_set(1, 28, 28, name="fashion_mnist")
-    found = outside_pairs(like, tmp_path, n=12)
+    found = ood_pairs(like, tmp_path, n=12)
     assert list(found) == ["mnist", "digits", "permuted", "constant"]
     assert [len(rows) for rows in found.values()] == [10, 12, 12, 12]
-    assert list(outside_pairs(image_set(3, name="svhn"), tmp_path)) == ["permuted", "constant"]
-    assert list(outside_pairs(load("diabetes"))) == ["permuted", "noise"]
+    assert list(ood_pairs(image_set(3, name="svhn"), tmp_path)) == ["permuted", "constant"]
+    assert list(ood_pairs(load("diabetes"))) == ["permuted", "noise"]
 
 
 def test_real_pairs(need):

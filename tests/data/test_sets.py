@@ -16,7 +16,7 @@ def test_the_public_names():
         "load",
         "names",
         "out_of_distribution",
-        "outside_pairs",
+        "ood_pairs",
         "rotate",
         "shift",
         "shifted",

@@ -107,7 +107,7 @@ def test_bridge_takes_logits_whose_sum_is_always_zero() -> None:
 
 def test_bridge_is_the_dirichlet_of_the_dense_covariance(dense: Any) -> None:
     task, start = trained("Categorical")
-    posterior = fit(task, start, prediction="bridge", n_draws=20_000)
+    posterior = fit(task, start, prediction="bridge", default_draws=20_000)
     x, _ = data("Categorical", 4, seed=7)
     mean, j = posterior.moments(x)[0], at(dense, posterior).jacobian(x)
     covariance = j @ precision(dense, posterior, task).inverse() @ j.mT

@@ -76,9 +76,9 @@ def with_thumbnails(rng, arrays, count=8, colour=False):
     return {**arrays, "thumbnails": images, "thumbnail_rows": np.arange(count)}
 
 
-def auroc(inside, outside):
+def auroc(inside, ood):
     """By counting pairs."""
-    return float((outside[:, None] > inside).mean() + 0.5 * (outside[:, None] == inside).mean())
+    return float((ood[:, None] > inside).mean() + 0.5 * (ood[:, None] == inside).mean())
 
 
 def classification_run(folder, label, method, sharpness, seed, info=None):
@@ -90,11 +90,11 @@ def classification_run(folder, label, method, sharpness, seed, info=None):
     for severity in (15.0, 30.0, 60.0):
         arrays, metrics = classify(rng, targets, classes, sharpness * (1 - severity / 90), 1.0)
         sets.append((f"rotated {severity:g}", "rotated", severity, "test", arrays, metrics))
-    outside, _ = classify(rng, rng.integers(0, classes, 80), classes, 0.2 * sharpness, 0.5)
-    outside = {key: outside[key] for key in outside if key not in ("targets", "log_prob")}
-    metrics = {"auroc_entropy": bare(auroc(clean["entropy"], outside["entropy"]))}
-    outside = with_thumbnails(np.random.default_rng(2), outside, colour=True)
-    sets.append(("photographs", "photographs", None, "ood", outside, metrics))
+    ood, _ = classify(rng, rng.integers(0, classes, 80), classes, 0.2 * sharpness, 0.5)
+    ood = {key: ood[key] for key in ood if key not in ("targets", "log_prob")}
+    metrics = {"auroc_entropy": bare(auroc(clean["entropy"], ood["entropy"]))}
+    ood = with_thumbnails(np.random.default_rng(2), ood, colour=True)
+    sets.append(("photographs", "photographs", None, "ood", ood, metrics))
     write_run(folder, label, method, "classification", ["cat", "dog", "owl", "fox"], sets, info)
 
 
@@ -158,7 +158,7 @@ def regress(rng, spread, outputs, shift=0.0):
 
 @pytest.fixture
 def regression(tmp_path):
-    """Two runs with two outputs: clean, two severities, data from elsewhere. MAP is over-confident, the other not."""
+    """Two runs with two outputs: clean, two severities, out-of-distribution data. MAP is too sure, the other not."""
     folder = tmp_path / "regression"
     for label, method, spread in (("MAP", "map", 0.4), ("Laplace", "laplace", 1.0)):
         rng = np.random.default_rng(7)
@@ -169,8 +169,8 @@ def regression(tmp_path):
         arrays, _ = regress(rng, spread, 2)
         arrays["variance"] = arrays["variance"] * np.linspace(1, 3, 90)[:, None]
         arrays = {key: arrays[key] for key in ("rows", "mean", "variance", "aleatoric", "epistemic")}
-        inside, outside = (one["variance"].sum(axis=1) for one in (sets[0][4], arrays))
-        metrics = {"auroc_variance": bare(auroc(inside, outside))}
+        inside, ood = (one["variance"].sum(axis=1) for one in (sets[0][4], arrays))
+        metrics = {"auroc_variance": bare(auroc(inside, ood))}
         sets.append(("elsewhere", "elsewhere", None, "ood", arrays, metrics))
         write_run(folder / method, label, method, "regression", [], sets)
     return folder

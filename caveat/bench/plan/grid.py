@@ -1,7 +1,8 @@
 """The grid: one cell for each data set, model, method and seed, its folder named by a digest of all that makes its fit.
 
-A cell is fitted once and scored once. What is scored (shifts, outside data, reference) is not part of the fit, so that
-another shift in the experiment file costs predictions, not training. A changed knob is another cell; the old one stays.
+A cell is fitted once and scored once. What is scored (shifts, out-of-distribution data, reference) is not part of the
+fit, so that another shift in the experiment file costs predictions, not training. A changed knob is another cell; the
+old one stays.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ __all__ = ["AUGMENT", "PROBLEM_KEYS", "Problem", "Source", "problem_of", "source
 
 AUGMENT = {"crop_and_flip": crop_and_flip}
 _LIKELIHOODS = ("auto", "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson")
-_OUTSIDE = tuple(dict.fromkeys([*MADE_FOR_IMAGES, *MADE_FOR_TABLES, *OTHER_IMAGES]))
+_OOD = tuple(dict.fromkeys([*MADE_FOR_IMAGES, *MADE_FOR_TABLES, *OTHER_IMAGES]))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def problem_of(source: Source, content: dict[str, Any], folder: Path) -> Problem
             check_known(key, content[key], choices)
     ood = as_strings("ood", content.get("ood", []))
     for name in ood:
-        check_known(f"ood: {name!r}", name, _OUTSIDE)
+        check_known(f"ood: {name!r}", name, _OOD)
     plain = {key: content[key] for key in _PLAIN_KEYS if key in content}
     draft = Problem(source, {}, {}, **plain)  # its numbers are in range
     prior = family("prior", content.get("prior", "gaussian"), folder)

@@ -1,4 +1,4 @@
-"""Geometry: the same images, turned or moved.
+"""Geometry: the same images, rotated or moved.
 
 An output pixel at q (pixel coordinates about the centre, y downwards) takes the value at R q of the input, where R is
 the rotation by the given angle, or at q - t for a translation by t; values between pixels are bilinear, those outside
@@ -40,12 +40,12 @@ def rotate(images: Tensor, degrees: float, fill: float | Sequence[float] = 0.0) 
     theta = torch.tensor([rotation], dtype=images.dtype, device=images.device).expand(len(images), 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)  # [N, H, W, 2]
     background = torch.as_tensor(fill, dtype=images.dtype, device=images.device).reshape(1, -1, 1, 1)
-    turned = F.grid_sample(images - background, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return turned + background
+    rotated = F.grid_sample(images - background, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return rotated + background
 
 
 def rotation(x: Tensor, degrees: float, draws: RowDraws) -> Tensor:
-    """Turned counter-clockwise; what comes into view is black."""
+    """Rotated counter-clockwise; what comes into view is black."""
     return rotate(x, degrees)
 
 

@@ -61,16 +61,11 @@ class LaplaceKnobs(Method):
     fisher: Fisher = "exact"  # mc: one random cotangent a row, cheaper by the number of outputs
     arithmetic: Arithmetic = "full"  # of the curvature; bfloat16: passes in bfloat16, sums in float32
     skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
-    n_draws: Count = 100  # of a prediction
+    default_draws: Count = 100  # of a prediction
     starts_from: ClassVar[StartsFrom] = "trained"
 
     def __post_init__(self) -> None:
         check_knobs(self)
-
-    @property
-    def default_draws(self) -> int:
-        """The number of draws that the knob asks for."""
-        return self.n_draws
 
     @property
     def tunes_precision(self) -> bool:

@@ -326,7 +326,7 @@ def tuned_gaussian(
     else:
         assert task.validation is not None  # `check_against` has seen to it
         if knobs.prediction == "weights":
-            outputs = partial(_weight_outputs, chosen, sweep.params, min(knobs.n_draws, 30))
+            outputs = partial(_weight_outputs, chosen, sweep.params, min(knobs.default_draws, 30))
             tuned = tuner.validation_by_draws(outputs, network.likelihood, task.validation, hyper, by_evidence)
         else:
             # Half precision is for sums over rows, not for predictions.
@@ -357,7 +357,7 @@ class PrecisionKnobs(Protocol):
         """How predictions are made, which validation rows are to be predicted best by."""
 
     @property
-    def n_draws(self) -> int:
+    def default_draws(self) -> int:
         """How many draws a prediction takes."""
 
 

@@ -4,7 +4,7 @@ Two posteriors are compared row by row on the same data. The gain in log-likelih
 over K data sets the estimate is the mean of the K means. Rows of one data set at several severities are the same
 images, so the variance is summed over row ids c, not over points (the influence function of the mean of means):
     se^2 = C / (C - 1)  sum_c ( sum_{k, i in c} (g_ki - mean_k) / (K n_k) )^2.
-The AUROC is a mean of placements, P(outside > inside_i) and P(outside_j > inside), whose spread gives its variance in
+The AUROC is a mean of placements, P(ood > inside_i) and P(outside_j > inside), whose spread gives its variance in
 the same way (DeLong, DeLong and Clarke-Pearson, 1988). Intervals are +-1.96 standard errors: they speak of test rows,
 not of what another training seed would give.
 """
@@ -55,12 +55,12 @@ def gain_over_rows(gains: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> G
 def gain_in_auroc(
     ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray], rows: tuple[np.ndarray, np.ndarray]
 ) -> Gain:
-    """Return the gain in AUROC of telling rows outside from rows inside.
+    """Return the gain in AUROC of telling rows ood from rows inside.
 
     Args:
-        ours: our uncertainty about the rows inside and about those outside  # [N], [M]
+        ours: our uncertainty about the rows inside and about those ood  # [N], [M]
         theirs: the same of the other posterior, about the same rows  # [N], [M]
-        rows: the ids of the rows inside and of those outside  # [N], [M]
+        rows: the ids of the rows inside and of those ood  # [N], [M]
     """
     our_placements, their_placements = placements(*ours), placements(*theirs)
     variance = 0.0

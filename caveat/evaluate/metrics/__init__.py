@@ -4,8 +4,8 @@
 
 `per_row` has accuracy, Brier score, squared error and interval coverage; `calibration` asks whether probabilities are
 met by frequencies; `refusal` what the error is on the rows kept when the others may be refused; `detection` how well
-uncertainty tells data from outside apart. `catalogue` is the one place with the names of metrics, their directions and
-how their values are written.
+uncertainty tells out-of-distribution data apart. `catalogue` is the one place with the names of metrics, their
+directions and how their values are written.
 
 Called by `evaluate.scoring`, `evaluate.fidelity`, `evaluate.comparison`, `bench` and `report`.
 """

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from caveat.evaluate.fidelity import ReferenceSet, fidelity_on
 from caveat.evaluate.metrics import Columns
 from caveat.evaluate.predictions import file_stem, prediction_arrays, row_blocks
-from caveat.evaluate.scoring.scores import Scored, Scores, score, score_outside
+from caveat.evaluate.scoring.scores import Scored, Scores, score, score_ood
 from caveat.methods import method_name
 from caveat.posterior import Posterior
 from caveat.predictive import BernoulliPredictive
@@ -37,13 +37,13 @@ def evaluate(
     keep_samples: bool = False,
     progress: bool = True,
 ) -> Scores:
-    """Score a posterior on data sets: clean, shifted, and from outside.
+    """Score a posterior on data sets: clean, shifted, and out of distribution.
 
     Args:
         posterior: what to score.
         data: data with targets by name; a mapping of severity to data makes a family of shifts, as in
             `{"clean": test, "rotated": {15: rotated_15, 30: rotated_30}}`. The first is what `ood` is told apart from.
-        ood: data from outside, whose targets (if any) are not read.
+        ood: out-of-distribution data, whose targets (if any) are not read.
         reference: also score fidelity to it, see `caveat.fidelity`; a stored set, on those data whose rows it has.
         folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
         label: what to call the run; the method's class name unless given.
@@ -74,7 +74,7 @@ def evaluate(
             files[file] = arrays
             columns = {name: torch.from_numpy(array) for name, array in arrays.items()}  # what is kept is scored
             inside = inside or columns
-            metrics = score(kind, columns) if is_test else score_outside(kind, inside, columns)
+            metrics = score(kind, columns) if is_test else score_ood(kind, inside, columns)
             if reference is not None and condition in compared:
                 closeness = fidelity_on(posterior, reference, condition.rows, draws, seed)
                 metrics |= closeness.scores

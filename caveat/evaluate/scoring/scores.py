@@ -22,7 +22,7 @@ from caveat.evaluate.metrics import (
 )
 from caveat.predictive import Kind
 
-__all__ = ["Scored", "Scores", "score", "score_outside"]
+__all__ = ["Scored", "Scores", "score", "score_ood"]
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ def score(kind: Kind, columns: Columns) -> dict[str, Score]:
     }
 
 
-def score_outside(kind: Kind, inside: Columns, outside: Columns) -> dict[str, Score]:
-    """Compute how well uncertainty tells data from outside apart, by all of it and by its epistemic part alone.
+def score_ood(kind: Kind, inside: Columns, ood: Columns) -> dict[str, Score]:
+    """Compute how well uncertainty tells out-of-distribution data apart, by all of it and by its epistemic part alone.
 
     Both arguments are the columns [N, ...] of predictions.
     """
     by = ("entropy", "epistemic") if kind == "classification" else ("variance", "epistemic")
     metrics: dict[str, Score] = {}
     for name in by:
-        scores = ood_scores(_per_row(inside[name]), _per_row(outside[name]))
+        scores = ood_scores(_per_row(inside[name]), _per_row(ood[name]))
         metrics |= {f"{metric}_{name}": Score(value) for metric, value in scores.items()}
     return metrics
 

@@ -8,7 +8,7 @@ from html import escape
 from caveat.evaluate.comparison import UNKNOWN, MeanAndError, mean_distance, mean_total_variation, over_seeds
 from caveat.evaluate.metrics import METRICS, format_error, format_number
 from caveat.report.draw import TableLine, results_table, scrolling, styles, swatch
-from caveat.report.numbers import CLEAN, CURVES, FIDELITY, OUTSIDE, Column, MetricTable
+from caveat.report.numbers import CLEAN, CURVES, FIDELITY, OOD, Column, MetricTable
 from caveat.report.saved import (
     COSTS,
     BenchGroup,
@@ -16,7 +16,7 @@ from caveat.report.saved import (
     SavedRun,
     data_by_title,
     matched,
-    outside_sets,
+    ood_sets,
     reference_notes,
     shift_families,
 )
@@ -62,7 +62,7 @@ def _columns(bench: SavedBench) -> list[Column]:
         columns += [Column(family, metric) for kind in kinds for metric in CURVES[kind]]
     if len(shifts) > 1:
         columns.append(Column("over shifts", "rank"))
-    columns += [Column(name, OUTSIDE[kind]) for name in outside_sets(all_runs) for kind in kinds]
+    columns += [Column(name, OOD[kind]) for name in ood_sets(all_runs) for kind in kinds]
     columns += [Column("cost", metric) for metric in COSTS]
     return list(dict.fromkeys(columns))
 
@@ -74,7 +74,7 @@ def _column_score(group: BenchGroup, run: SavedRun, column: Column) -> MeanAndEr
         return over_seeds([cell.run.info.get(column.metric) for cell in group.seeds(run.label)])
     if column.group == "clean":
         return run.clean.metrics.get(column.metric, UNKNOWN) if run.clean else UNKNOWN
-    if column.metric in OUTSIDE.values():
+    if column.metric in OOD.values():
         return run.by_name[column.group].metrics.get(column.metric, UNKNOWN) if column.group in run.by_name else UNKNOWN
     shown = run.shifts if column.group == ALL_SHIFTS else {column.group: run.shifts.get(column.group, ())}
     return group.score(run.label, [data.name for family in shown.values() for data in family], column.metric)

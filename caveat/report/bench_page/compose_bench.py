@@ -24,7 +24,7 @@ from caveat.report.draw import (
     severity_folds,
     write_page,
 )
-from caveat.report.saved import BenchGroup, SavedBench, data_by_title, outside_sets, read_bench, shift_families
+from caveat.report.saved import BenchGroup, SavedBench, data_by_title, ood_sets, read_bench, shift_families
 
 __all__ = ["write_bench"]
 
@@ -61,7 +61,7 @@ def _results(bench: SavedBench) -> str:
 
 
 def _quality(bench: SavedBench) -> str:
-    """Calibration, data from outside, rejection, cost, fidelity."""
+    """Calibration, out-of-distribution data, rejection, cost, fidelity."""
     parts = {
         ("reliability", "Does confidence match accuracy?"): (
             "Points on the dotted line are calibrated; below it, the network is over-confident. All seeds together; "
@@ -73,10 +73,10 @@ def _quality(bench: SavedBench) -> str:
             "intervals are too narrow, above it too wide.",
             lambda group: _coverage(group) if group.kind == "regression" else "",
         ),
-        ("outside", "Does it notice data from outside?"): (
-            "Uncertainty about clean rows (filled) and about rows from outside (line), and how well a threshold tells "
-            "them apart. Bands are one standard error over seeds.",
-            _outside,
+        ("ood", "Does it notice out-of-distribution data?"): (
+            "Uncertainty about clean rows (filled) and about out-of-distribution rows (line), and how well a "
+            "threshold tells them apart. Bands are one standard error over seeds.",
+            _ood,
         ),
         ("rejection", "What if it may refuse?"): (
             "The most uncertain rows are rejected first. A curve that rises steeply (for an RMSE: falls) means that "
@@ -105,8 +105,8 @@ def _coverage(group: BenchGroup) -> str:
     )
 
 
-def _outside(group: BenchGroup) -> str:
-    names = outside_sets(group.done)
+def _ood(group: BenchGroup) -> str:
+    names = ood_sets(group.done)
     curves = plot_grid([roc_plot(group, name) for name in names])
     return curves + "".join(
         fold(name, "", plot_grid(histogram_plots(group, name), "small"), is_open=True) for name in names

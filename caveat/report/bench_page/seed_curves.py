@@ -1,4 +1,4 @@
-"""Plots of a bench from all rows and seeds: calibration, rejection, data from outside. Bands are over seeds.
+"""Plots of a bench from all rows and seeds: calibration, rejection, out-of-distribution data. Bands are over seeds.
 
 A curve is computed for each seed on a common grid, then averaged: mean and standard error s / sqrt(n) at every point.
 """
@@ -15,7 +15,7 @@ import torch
 from caveat.evaluate.comparison import curve_over_seeds
 from caveat.evaluate.metrics import Reliability, format_number, pooled_reliability, risk_at_coverage, roc_curve
 from caveat.report.draw import Plot, band, diagonal, figure, histogram_panels, line, reliability_panel, styles
-from caveat.report.numbers import OUTSIDE
+from caveat.report.numbers import OOD
 from caveat.report.saved import BenchCell, BenchGroup, SavedRun
 
 __all__ = ["calibration_plots", "histogram_plots", "rejection_plot", "roc_plot"]
@@ -79,10 +79,10 @@ def _mean_of_row(values: np.ndarray) -> np.ndarray:
 
 
 def histogram_plots(group: BenchGroup, name: str) -> list[Plot]:
-    """Draw how unsure each method is of clean rows and of one set from outside, all seeds together."""
+    """Draw how unsure each method is of clean rows and of one out-of-distribution set, all seeds together."""
     values = {}
     for run in group.done:
-        pairs = [_clean_and_outside(cell, name) for cell in _scored_on(group, run, name)]
+        pairs = [_clean_and_ood(cell, name) for cell in _scored_on(group, run, name)]
         if pairs:
             values[run.label] = [np.concatenate(side) for side in zip(*pairs, strict=True)]
     if not values:
@@ -101,24 +101,24 @@ def _scored_on(group: BenchGroup, run: SavedRun, name: str) -> list[BenchCell]:
     return [cell for cell in group.seeds(run.label) if cell.run.clean and name in cell.run.by_name]
 
 
-def _clean_and_outside(cell: BenchCell, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _clean_and_ood(cell: BenchCell, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The uncertainty of every clean row, [N], and of every row of the set `name`, [M]."""
     assert cell.run.clean is not None
     return cell.row_uncertainty(cell.run.clean.name), cell.row_uncertainty(name)
 
 
 def roc_plot(group: BenchGroup, name: str) -> Plot:
-    """Draw the share of rows from outside that are noticed against that of clean rows taken for such."""
+    """Draw the share of out-of-distribution rows that are noticed against that of clean rows taken for such."""
     traces, words = [], []
     for run in group.done:
         cells = _scored_on(group, run, name)
         if not cells:
             continue
-        curves = np.stack([np.interp(FALSE_ALARMS, *roc_curve(*_clean_and_outside(cell, name))) for cell in cells])
+        curves = np.stack([np.interp(FALSE_ALARMS, *roc_curve(*_clean_and_ood(cell, name))) for cell in cells])
         traces += _seed_curve(group, run, FALSE_ALARMS, curves, "false alarms %{x:.0%}<br>noticed %{y:.1%}")
-        words.append(f"{run.label} {format_number(run.by_name[name].metrics[OUTSIDE[group.kind]].mean)}")
-    x = {"title": {"text": "Clean rows taken for outside"}, "tickformat": ".0%", "range": [0, 1.01]}
-    y = {"title": {"text": "Outside rows noticed"}, "tickformat": ".0%", "range": [0, 1.02]}
+        words.append(f"{run.label} {format_number(run.by_name[name].metrics[OOD[group.kind]].mean)}")
+    x = {"title": {"text": "Clean rows taken for out of distribution"}, "tickformat": ".0%", "range": [0, 1.01]}
+    y = {"title": {"text": "Out-of-distribution rows noticed"}, "tickformat": ".0%", "range": [0, 1.02]}
     text = f"ROC of telling {name} from clean data; area under the curve: {', '.join(words)}."
     return Plot(f"{name} · ROC", text, figure(traces, x, y, height=340, layout={"shapes": [diagonal()]}))
 

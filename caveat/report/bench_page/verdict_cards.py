@@ -1,7 +1,7 @@
 """The first thing that a bench page says: where methods are no better than a MAP whose temperature was fitted.
 
 The verdicts are those of `caveat bench`: paired 95% intervals, over seeds and rows, of the NLL and, for inputs from
-outside, of the AUROC. The bench lists them by condition; here they become one sentence a method.
+out of distribution, of the AUROC. The bench lists them by condition; here they become one sentence a method.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _scope(bench: SavedBench) -> str:
     parts = (
         [plural(len(index["shifts"]), "kind") + f" of shift ({', '.join(index['shifts'])})"] if index["shifts"] else []
     )
-    parts += [f"data from outside ({', '.join(index['ood'])})"] if index["ood"] else []
+    parts += [f"out-of-distribution data ({', '.join(index['ood'])})"] if index["ood"] else []
     judged_on = f", judged on clean data{''.join(f' and {part}' for part in parts)}"
     where = joined_by_and([group.title for group in bench.groups])
     return f"{plural(len(bench.methods), 'method')} on {where}, {plural(len(index['seeds']), 'seed')}{judged_on}."

@@ -23,7 +23,7 @@ from caveat.report.draw.figures import (
     safe,
     styles,
 )
-from caveat.report.numbers import OUTSIDE
+from caveat.report.numbers import OOD
 from caveat.report.saved import SavedRun
 
 __all__ = [
@@ -82,7 +82,7 @@ def _histogram_panel(
         name="clean",
         hovertemplate="clean<br>" + hover,
     )
-    outside = go.Scatter(
+    ood = go.Scatter(
         x=np.concatenate([edges[:1], middles, edges[-1:]]).astype(np.float32),
         y=np.concatenate([[0], shares[1], [0]]).astype(np.float32),
         line={"shape": "hvh", "color": style.colour, "width": 2.25},
@@ -90,12 +90,12 @@ def _histogram_panel(
         name=safe(name),
         hovertemplate=safe(name) + "<br>" + hover,
     )
-    auroc = run.by_name[name].metrics.get(OUTSIDE[run.kind], UNKNOWN).mean
+    auroc = run.by_name[name].metrics.get(OOD[run.kind], UNKNOWN).mean
     x = {"title": {"text": axis}, "range": [float(edges[0]), float(edges[-1])]}
     y = {"title": {"text": "Share of rows"}, "tickformat": ".0%", "range": [0, top * 1.05]}
     means = [format_number(float(share @ middles)) for share in shares]
     text = f"{axis} under {run.label}: mean {means[0]} on clean data, {means[1]} on {name}."
-    drawn = figure([inside, outside], x, y, height=260, layout={"bargap": 0, **LEGEND_ABOVE})
+    drawn = figure([inside, ood], x, y, height=260, layout={"bargap": 0, **LEGEND_ABOVE})
     return Plot(f"{run.label} · AUROC {format_number(auroc)}", text, drawn, style.index)
 
 

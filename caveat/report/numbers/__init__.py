@@ -8,7 +8,7 @@ best, by how much, and whether that is more than chance, from the `run_gains` of
 Called by `draw` and the pages, and, through `caveat.report`, by users and the command line.
 """
 
-from caveat.report.numbers.metric_table import CLEAN, CURVES, FIDELITY, OUTSIDE, Column, MetricTable, table
+from caveat.report.numbers.metric_table import CLEAN, CURVES, FIDELITY, OOD, Column, MetricTable, table
 from caveat.report.numbers.reader_questions import Answer, answers, baseline, verdicts
 from caveat.report.numbers.table_output import format_text, write_csv
 
@@ -16,7 +16,7 @@ __all__ = [
     "CLEAN",
     "CURVES",
     "FIDELITY",
-    "OUTSIDE",
+    "OOD",
     "Answer",
     "Column",
     "MetricTable",

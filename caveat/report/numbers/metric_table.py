@@ -1,4 +1,4 @@
-"""The table of results: one row a run, one column a metric on clean data, under a shift, from outside, or a cost.
+"""The table of results: one row a run, one column a metric on clean data, shifted, out of distribution, or a cost.
 
 The value for a shift family is the mean over its severities, of those that all runs with it have. Its standard error is
 an upper bound, see `caveat.evaluate.comparison`.
@@ -17,13 +17,13 @@ from caveat.report.saved import (
     clean_of,
     left_out_notes,
     mean_over_data,
-    outside_sets,
+    ood_sets,
     reference_notes,
     shared_names,
     shift_families,
 )
 
-__all__ = ["CLEAN", "CURVES", "FIDELITY", "OUTSIDE", "Column", "MetricTable", "table"]
+__all__ = ["CLEAN", "CURVES", "FIDELITY", "OOD", "Column", "MetricTable", "table"]
 
 CLEAN = {
     "classification": ("accuracy", "nll", "brier", "ece"),
@@ -31,7 +31,7 @@ CLEAN = {
 }
 CURVES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
 FIDELITY = {"classification": ("agreement", "total_variation"), "regression": ("w1", "w2")}  # where scored
-OUTSIDE = {"classification": "auroc_entropy", "regression": "auroc_variance"}
+OOD = {"classification": "auroc_entropy", "regression": "auroc_variance"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def table(runs: Sequence[SavedRun]) -> MetricTable:
     kind = runs[0].kind
     columns = [Column("clean", metric) for metric in CLEAN[kind] + FIDELITY[kind]]
     columns += [Column(family, metric) for family in shift_families(runs) for metric in CURVES[kind] + FIDELITY[kind]]
-    columns += [Column(name, OUTSIDE[kind]) for name in outside_sets(runs)]
+    columns += [Column(name, OOD[kind]) for name in ood_sets(runs)]
     columns += [Column("cost", "seconds"), Column("cost", "stored_bytes")]
     rows = [[_cell(runs, run, column) for column in columns] for run in runs]
     measured = [index for index in range(len(columns)) if any(row[index].mean is not None for row in rows)]
@@ -91,7 +91,7 @@ def _cell(runs: Sequence[SavedRun], run: SavedRun, column: Column) -> MeanAndErr
     clean = clean_of(runs, run)
     if column.group == "clean":
         return clean.metrics.get(column.metric, UNKNOWN) if clean else UNKNOWN
-    if column.metric in OUTSIDE.values():
+    if column.metric in OOD.values():
         known = clean is not None and column.group in run.by_name
         return run.by_name[column.group].metrics.get(column.metric, UNKNOWN) if known else UNKNOWN
     if column.group not in run.shifts:

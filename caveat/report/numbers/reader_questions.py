@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from caveat.evaluate.comparison import UNKNOWN, Gain, MeanAndError
 from caveat.evaluate.metrics import METRICS, format_error, format_number
-from caveat.report.numbers.metric_table import OUTSIDE
+from caveat.report.numbers.metric_table import OOD
 from caveat.report.numbers.run_gains import auroc_gain, log_prob_gain
-from caveat.report.saved import SavedRun, mean_over_data, outside_sets, shared_shifts
+from caveat.report.saved import SavedRun, mean_over_data, ood_sets, shared_shifts
 from caveat.report.wording import joined_by_and
 
 __all__ = ["Answer", "Question", "answers", "baseline", "verdicts"]
@@ -57,7 +57,7 @@ def _questions(runs: Sequence[SavedRun]) -> list[Question]:
     clean = [run.clean.name for run in runs if run.clean][:1]
     likelihood = [("On clean data", clean), ("Under shift", shared_shifts(runs))]
     questions = [_likelihood_question(title, names) for title, names in likelihood if names]
-    return questions + [_outside_question(name) for name in outside_sets(runs)]
+    return questions + [_ood_question(name) for name in ood_sets(runs)]
 
 
 def _likelihood_question(title: str, names: Sequence[str]) -> Question:
@@ -77,9 +77,9 @@ def _likelihood_question(title: str, names: Sequence[str]) -> Question:
     )
 
 
-def _outside_question(name: str) -> Question:
+def _ood_question(name: str) -> Question:
     def score(run: SavedRun) -> MeanAndError:
-        return run.by_name[name].metrics.get(OUTSIDE[run.kind], UNKNOWN) if name in run.by_name else UNKNOWN
+        return run.by_name[name].metrics.get(OOD[run.kind], UNKNOWN) if name in run.by_name else UNKNOWN
 
     title = f"Telling {name} from clean data"
     return Question(title, [name], "AUROC", "in AUROC", 1, score, lambda run, other: auroc_gain(run, other, name))

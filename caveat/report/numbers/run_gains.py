@@ -28,6 +28,6 @@ def auroc_gain(run: SavedRun, other: SavedRun, name: str) -> Gain | None:
         return None
     if run.clean.name != other.clean.name:
         return None
-    inside, outside = matched(run.clean, other.clean), matched(run.by_name[name], other.by_name[name])
-    ours, theirs = ((row_uncertainty(inside[which]), row_uncertainty(outside[which])) for which in (0, 1))
-    return gain_in_auroc(ours, theirs, (inside[0]["rows"], outside[0]["rows"]))
+    inside, ood = matched(run.clean, other.clean), matched(run.by_name[name], other.by_name[name])
+    ours, theirs = ((row_uncertainty(inside[which]), row_uncertainty(ood[which])) for which in (0, 1))
+    return gain_in_auroc(ours, theirs, (inside[0]["rows"], ood[0]["rows"]))

@@ -16,7 +16,7 @@ from caveat.report.saved import SavedRun, matched
 __all__ = ["exhibits", "gallery_section"]
 
 WRONG_SHOWN = 12
-OUTSIDE_SHOWN = 6
+OOD_SHOWN = 6
 
 
 def exhibits(runs: Sequence[SavedRun]) -> list[Exhibit]:
@@ -25,7 +25,7 @@ def exhibits(runs: Sequence[SavedRun]) -> list[Exhibit]:
     for run in runs:
         with_images = [[data.name for data in family if _has_images(runs, data.name)] for family in run.shifts.values()]
         names += [family[len(family) // 2] for family in with_images if family]
-        names += [data.name for data in run.outside]
+        names += [data.name for data in run.ood]
     candidates = (_surest_mistakes(runs, name) for name in dict.fromkeys(names) if _has_images(runs, name))
     return [exhibit for exhibit in candidates if len(exhibit.positions)]
 
@@ -47,7 +47,7 @@ def _surest_mistakes(runs: Sequence[SavedRun], name: str) -> Exhibit:
     probs = np.stack([arrays["probs"][positions] for arrays in predictions.values()])  # [R, K, C]
     targets = first.predictions.get("targets")
     if targets is None:
-        order = np.argsort(-probs.max(axis=2).mean(axis=0), kind="stable")[:OUTSIDE_SHOWN]  # the most sure first
+        order = np.argsort(-probs.max(axis=2).mean(axis=0), kind="stable")[:OOD_SHOWN]  # the most sure first
     else:
         wrong = probs.argmax(axis=2) != targets[positions]  # [R, K]
         sure = (probs.max(axis=2) * wrong).sum(axis=0)  # [K], how surely the runs are wrong, summed
@@ -60,7 +60,7 @@ def gallery_section(runs: Sequence[SavedRun]) -> str:
     """Show every exhibit as cards; the first is open."""
     body = "".join(exhibit_fold(runs, exhibit, index == 0) for index, exhibit in enumerate(exhibits(runs)))
     lead = (
-        "Images that at least one run gets wrong, the most surely wrong first; of data from elsewhere, those that the "
-        "runs are most sure of. Entropy is in nats."
+        "Images that at least one run gets wrong, the most surely wrong first; of out-of-distribution data, those that "
+        "the runs are most sure of. Entropy is in nats."
     )
     return section("gallery", "Where they go wrong", lead, body)

@@ -26,7 +26,7 @@ from caveat.report.draw import (
 )
 from caveat.report.numbers import Answer, answers, baseline
 from caveat.report.numbers import table as metrics_table
-from caveat.report.saved import SavedRun, data_by_title, left_out_notes, outside_sets, shift_families
+from caveat.report.saved import SavedRun, data_by_title, left_out_notes, ood_sets, shift_families
 from caveat.report.wording import joined_by_and, plural
 
 __all__ = [
@@ -57,11 +57,11 @@ def summary_section(runs: Sequence[SavedRun]) -> str:
 
 def _lead(runs: Sequence[SavedRun]) -> str:
     parts = [f"{plural(run.clean.rows, 'clean test row')}" for run in runs if run.clean][:1]
-    shifts, outside = shift_families(runs), outside_sets(runs)
+    shifts, ood = shift_families(runs), ood_sets(runs)
     if shifts:
         parts.append(f"{plural(len(shifts), 'kind')} of shift ({', '.join(shifts)})")
-    if outside:
-        parts.append(f"data from elsewhere ({', '.join(outside)})")
+    if ood:
+        parts.append(f"out-of-distribution data ({', '.join(ood)})")
     return f"{plural(len(runs), 'run')}, judged on {joined_by_and(parts)}."
 
 
@@ -112,7 +112,7 @@ def classification_sections(runs: Sequence[SavedRun]) -> str:
         "Points on the dotted line are calibrated; below it, the network is over-confident. Larger points hold more "
         "rows; bars are one standard error; bins of fewer than five rows are left out."
     )
-    outside_lead = (
+    ood_lead = (
         "Entropy on clean data (filled) and on data of no known class (line). The less they overlap, the higher the "
         "AUROC."
     )
@@ -120,13 +120,13 @@ def classification_sections(runs: Sequence[SavedRun]) -> str:
         "Error rate when only the least uncertain rows are kept. Lower is better; a steep fall to the left means that "
         "uncertainty finds the mistakes."
     )
-    panels = [(name, plot_grid(entropy_panels(runs, name), "small")) for name in outside_sets(runs)]
-    outside = "".join(f"<h3>{escape(name)}</h3>{panel}" for name, panel in panels if panel)
+    panels = [(name, plot_grid(entropy_panels(runs, name), "small")) for name in ood_sets(runs)]
+    ood = "".join(f"<h3>{escape(name)}</h3>{panel}" for name, panel in panels if panel)
     refusal = plot_grid([risk_coverage_plot(runs, title, names) for title, names in data_by_title(runs)])
     calibration = plot_grid(reliability_panels(runs), "small")
     return (
         section("reliability", "Does confidence match accuracy?", reliability_lead, calibration)
-        + section("outside", "Does it notice data from elsewhere?", outside_lead, outside)
+        + section("ood", "Does it notice out-of-distribution data?", ood_lead, ood)
         + section("refusal", "What if it may refuse?", refusal_lead, refusal)
     )
 

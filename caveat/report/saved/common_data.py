@@ -15,7 +15,7 @@ __all__ = [
     "clean_of",
     "data_by_title",
     "left_out_notes",
-    "outside_sets",
+    "ood_sets",
     "reference_notes",
     "shared_names",
     "shared_shifts",
@@ -28,9 +28,9 @@ def shift_families(runs: Iterable[SavedRun]) -> list[str]:
     return list(dict.fromkeys(family for run in runs for family in run.shifts))
 
 
-def outside_sets(runs: Iterable[SavedRun]) -> list[str]:
+def ood_sets(runs: Iterable[SavedRun]) -> list[str]:
     """List the out-of-distribution sets of all runs by name, in the order they come."""
-    return list(dict.fromkeys(data.name for run in runs for data in run.outside))
+    return list(dict.fromkeys(data.name for run in runs for data in run.ood))
 
 
 def clean_of(runs: Sequence[SavedRun], run: SavedRun) -> SavedData | None:

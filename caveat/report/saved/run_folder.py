@@ -109,7 +109,7 @@ class SavedRun:
         return {family: tuple(s for s in mild_first if s.family == family) for family in families}
 
     @cached_property
-    def outside(self) -> tuple[SavedData, ...]:
+    def ood(self) -> tuple[SavedData, ...]:
         """The out-of-distribution data sets."""
         return tuple(scored for scored in self.data if scored.role == "ood")
 

@@ -40,9 +40,9 @@ def test_rotation_agrees_with_scipy_inside_the_image(size, degrees):
 
 
 def test_fill_may_differ_between_channels():
-    turned = rotate(torch.zeros(2, 3, 9, 9), 45.0, fill=[1.0, 2.0, 3.0])
-    torch.testing.assert_close(turned[:, :, 0, 0], torch.tensor([[1.0, 2.0, 3.0]] * 2))
-    assert (turned[:, :, 4, 4] == 0).all()
+    rotated = rotate(torch.zeros(2, 3, 9, 9), 45.0, fill=[1.0, 2.0, 3.0])
+    torch.testing.assert_close(rotated[:, :, 0, 0], torch.tensor([[1.0, 2.0, 3.0]] * 2))
+    assert (rotated[:, :, 4, 4] == 0).all()
 
 
 def test_constant_images_of_the_fill_do_not_change():

@@ -65,12 +65,12 @@ def test_intervals_cover_the_truth(seed_spread: float, row_spread: float) -> Non
 
 
 def test_two_sets_of_rows_add() -> None:
-    """As for an AUROC, whose rows inside and outside are both samples."""
+    """As for an AUROC, whose rows inside and ood are both samples."""
     rng = np.random.default_rng(3)
-    inside, outside = rng.normal(size=(1, 30)), rng.normal(size=(1, 20))
-    inside, outside = inside - inside.mean() + 0.1, outside - outside.mean() + 0.1
-    found = crossed_interval([inside, outside])
-    variance = inside.var(ddof=1) / 30 + outside.var(ddof=1) / 20
+    inside, ood = rng.normal(size=(1, 30)), rng.normal(size=(1, 20))
+    inside, ood = inside - inside.mean() + 0.1, ood - ood.mean() + 0.1
+    found = crossed_interval([inside, ood])
+    variance = inside.var(ddof=1) / 30 + ood.var(ddof=1) / 20
     assert found.gain == pytest.approx(0.1)
     assert (found.high - found.gain) / math.sqrt(variance) == pytest.approx(2.02, abs=0.05)
 

@@ -28,7 +28,7 @@ def test_a_difference_that_does_not_show_is_level():
 
 
 def test_equal_uncertainties_gain_nothing_in_auroc():
-    inside, outside = np.arange(5.0), np.arange(3.0, 9.0)
+    inside, ood = np.arange(5.0), np.arange(3.0, 9.0)
     rows = np.arange(5), np.arange(6)
-    assert gain_in_auroc((inside, outside), (inside, outside), rows).mean == 0
-    assert gain_in_auroc((inside, outside), (inside, -outside), rows).mean > 0.9
+    assert gain_in_auroc((inside, ood), (inside, ood), rows).mean == 0
+    assert gain_in_auroc((inside, ood), (inside, -ood), rows).mean > 0.9

@@ -289,12 +289,12 @@ def test_an_evaluation_scores_it_beside_the_rest(tmp_path: Path) -> None:
     )
     x, y = rows(20)
     sets = {"clean": (x, y), "flipped": {1: (x.flip(0), y)}}
-    scores = caveat.evaluate(ours, sets, ood={"outside": (x, y)}, reference=reference, folder=tmp_path, progress=False)
+    scores = caveat.evaluate(ours, sets, ood={"ood": (x, y)}, reference=reference, folder=tmp_path, progress=False)
     expected = fidelity(ours, reference, (x, y))
     for name in ("agreement", "total_variation"):
         assert scores["clean"][name] == expected[name]
         assert name in scores["flipped 1"].metrics
-        assert name not in scores["outside"].metrics
+        assert name not in scores["ood"].metrics
     written = json.loads((tmp_path / "metrics.json").read_text())["data"][0]["metrics"]
     assert written["total_variation"]["mean"] == expected["total_variation"].mean
     assert "agreement" not in caveat.evaluate(ours, sets, progress=False)["clean"].metrics

@@ -30,7 +30,7 @@ rotation = [15, 60]
 rank = 0
 training.epochs = 2
 [methods.last_layer_laplace]
-n_draws = 10
+default_draws = 10
 """
 TOYS = """
 data = ["line.npz", "plane.npz"]
@@ -55,7 +55,7 @@ def run(folder: Path, text: str) -> Path:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, with a shift, data from outside and a reference."""
+    """Images, with a shift, out-of-distribution data and a reference."""
     folder = tmp_path_factory.mktemp("digits")
     shutil.copy(Path(__file__).parents[3] / "experiments" / "networks.py", folder)
     return run(folder, DIGITS)

@@ -36,7 +36,7 @@ def test_the_page_of_images_has_every_section_and_the_verdicts_first(digits: Pat
         "results",
         "shift",
         "reliability",
-        "outside",
+        "ood",
         "rejection",
         "cost",
         "fidelity",
@@ -64,7 +64,7 @@ def test_the_page_of_images_has_every_section_and_the_verdicts_first(digits: Pat
 
 def test_toys_of_two_kinds_share_a_page(toys: Path, results_table_of: TableOf) -> None:
     text = report.write(toys).read_text(encoding="utf-8")
-    assert {"reliability", "coverage", "outside", "rejection", "toys"} < set(sections(text))
+    assert {"reliability", "coverage", "ood", "rejection", "toys"} < set(sections(text))
     line, plane = read_bench(toys).groups
     assert (line.kind, plane.kind) == ("regression", "classification")
     assert re.findall(r'data-toggle-set="\d"[^>]*>(.*?)<', text) == [line.title, plane.title]

@@ -4,13 +4,13 @@ from caveat.report.wording import joined_by_and
 
 
 def test_the_best_run_and_its_lead_are_named(classification):
-    clean, shifted, outside = answers(read(classification))
+    clean, shifted, ood = answers(read(classification))
     assert (clean.question, clean.best) == ("On clean data", "Deep ensemble")
     assert "ahead of" in clean.sentence
     assert "95% interval" in clean.sentence
     assert shifted.question == "Under shift"
-    assert outside.question == "Telling photographs from clean data"
-    assert outside.best == "Deep ensemble"
+    assert ood.question == "Telling photographs from clean data"
+    assert ood.best == "Deep ensemble"
 
 
 def test_a_tie_is_called_a_tie(classification):
@@ -43,8 +43,8 @@ def test_without_a_baseline_nothing_is_compared(binary):
 
 
 def test_regression_is_compared_by_likelihood(regression):
-    clean, shifted, outside = answers(read(regression))
-    assert outside.value.startswith("AUROC 0.9")
+    clean, shifted, ood = answers(read(regression))
+    assert ood.value.startswith("AUROC 0.9")
     assert clean.best == shifted.best == "Laplace"
     assert verdicts(clean)["better"] == ["Laplace"]
 

@@ -83,11 +83,11 @@ def test_auroc_gain_is_the_difference_of_two_aurocs(classification):
 def test_auroc_interval_agrees_with_the_bootstrap(classification):
     base, run = read(classification)[:2]
     inside = [one.clean.predictions["entropy"] for one in (run, base)]
-    outside = [one.by_name["photographs"].predictions["entropy"] for one in (run, base)]
+    ood = [one.by_name["photographs"].predictions["entropy"] for one in (run, base)]
     rng, drawn = np.random.default_rng(0), []
     for _ in range(1500):
         i, j = rng.integers(0, 120, 120), rng.integers(0, 80, 80)
-        ours, theirs = ((o[j][:, None] > c[i]).mean() for c, o in zip(inside, outside, strict=True))
+        ours, theirs = ((o[j][:, None] > c[i]).mean() for c, o in zip(inside, ood, strict=True))
         drawn.append(ours - theirs)
     gain = auroc_gain(run, base, "photographs")
     assert (gain.high - gain.mean) / 1.959964 == pytest.approx(np.std(drawn), rel=0.15)

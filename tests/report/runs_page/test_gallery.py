@@ -6,7 +6,7 @@ from caveat.report.runs_page.gallery import exhibits, gallery_section
 
 def test_only_mistakes_are_shown_the_surest_first(classification):
     runs = read(classification)
-    clean, outside = exhibits(runs)
+    clean, ood = exhibits(runs)
     probs = np.stack([run.clean.predictions["probs"][clean.positions] for run in runs])
     wrong = probs.argmax(axis=2) != clean.targets[clean.positions]
     assert wrong.any(axis=0).all()
@@ -15,8 +15,8 @@ def test_only_mistakes_are_shown_the_surest_first(classification):
     every = runs[0].clean.predictions["thumbnail_rows"]
     missed = [run.clean.predictions["probs"].argmax(axis=1) != clean.targets for run in runs]
     assert set(clean.positions) == {row for row in every if np.any([one[row] for one in missed])}
-    assert outside.targets is None
-    assert len(outside.positions) == 6
+    assert ood.targets is None
+    assert len(ood.positions) == 6
 
 
 def test_a_run_without_thumbnails_is_shown_too(classification):

@@ -54,7 +54,7 @@ def test_classification_page_has_every_section(classification):
         "results",
         "shift",
         "reliability",
-        "outside",
+        "ood",
         "refusal",
         "gallery",
         "cost",

@@ -14,7 +14,7 @@ def test_reads_every_run_with_map_first(classification):
     assert runs[0].class_names == ("cat", "dog", "owl", "fox")
     assert runs[0].clean.name == "clean"
     assert [scored.severity for scored in runs[0].shifts["rotated"]] == [15.0, 30.0, 60.0]
-    assert [scored.name for scored in runs[0].outside] == ["photographs"]
+    assert [scored.name for scored in runs[0].ood] == ["photographs"]
     assert runs[0].clean.predictions["probs"].shape == (120, 4)
 
 
