@@ -76,7 +76,7 @@ def test_an_edited_number_is_refused_with_the_name_of_the_file(classification):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=2), "has format version 2, this library reads version 1"),
+        (lambda c: c.update(format=9), "has format version 9, this library reads versions 1 to 2"),
         (lambda c: c.pop("label"), "lacks 'label'"),
         (lambda c: c.update(kind="ranking"), "kind is 'ranking'"),
         (lambda c: c.update(data=[]), "lists no data sets"),
