@@ -20,19 +20,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 failed with a reason, 2 not understood, 130 stopped."""
-    try:
-        import tyro
-    except ImportError:
-        print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
-        return 1
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments == ["--version"]:
-        from caveat import __version__
-
-        print(__version__)
-        return 0
     try:
-        code = _run(tyro, arguments)
+        code = _version() if arguments == ["--version"] else _run(arguments)
         sys.stdout.flush()  # here, where a closed pipe is expected
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,14 +30,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(tyro: Any, arguments: list[str]) -> int:
+def _version() -> int:
+    from caveat import __version__
+
+    print(__version__)
+    return 0
+
+
+def _run(arguments: list[str]) -> int:
     """Parse and run a command line; returns the exit code."""
+    try:
+        import tyro
+    except ImportError:
+        print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
+        return 1
     tree, runners = commands(arguments)
     try:
         parsed = tyro.cli(
             tree,
             prog="caveat",
-            description="Posteriors for PyTorch networks.",
+            description="Posteriors for PyTorch networks. caveat --version prints the version.",
             args=arguments,
             registry=tensors_from_files(arguments),
         )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from caveat.cli import verb
+import caveat
+from caveat.cli import main, verb
 from tests.cli.command import run
 from tests.cli.own_data import TRAINED, accuracy, clusters, table
 
@@ -50,7 +51,7 @@ def test_cells_that_failed_are_told_in_one_object(tmp_path: Path, capsys: pytest
     assert "layer='nowhere'" in content["error"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["fit", "hmc", "--help"], ["methods"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fit", "hmc", "--help"], ["methods"]])
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: list[str]) -> None:
     """As in `caveat --help | head -1`: the pipe is closed before all is written."""
     read, write = os.pipe()
@@ -59,6 +60,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(arguments: list[str]) -> None
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_help_lists_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--version" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == caveat.__version__
 
 
 def test_names_from_files_do_not_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
