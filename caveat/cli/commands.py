@@ -19,7 +19,7 @@ from caveat.cli.evaluate import Evaluate
 from caveat.cli.fit import Fit
 from caveat.cli.methods import Methods
 from caveat.cli.predict import Predict
-from caveat.cli.reference import Reference, References
+from caveat.cli.reference import FetchReference, ImportReference, Reference, References
 from caveat.cli.report import Report
 from caveat.cli.verb import Common, Verb, summary
 
@@ -33,7 +33,7 @@ PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "methods": Methods,
     "diagnose": Diagnose,
 }
-VERBS: tuple[type[Verb], ...] = (*PLAIN.values(), Fit, Bench, Reference, References)
+VERBS: tuple[type[Verb], ...] = (*PLAIN.values(), Fit, Bench, Reference, ImportReference, FetchReference, References)
 
 
 def commands(arguments: Sequence[str]) -> tuple[Any, dict[type, Callable[[Any], None]]]:
@@ -65,9 +65,13 @@ def commands(arguments: Sequence[str]) -> tuple[Any, dict[type, Callable[[Any], 
 
     leaves = {name: leaf(name, verb) for name, verb in PLAIN.items()}
     leaves["bench"] = leaf("bench", Bench, which=(Path, "the experiment, a TOML file; see docs/bench.md"))
-    builds = leaf("build", Reference, which=(_reference_names(arguments), "which one"))
-    references: Any = Union[builds, leaf("list", References)]  # noqa: UP007
-    about = "Reference posteriors, which others are compared with: build one, or list them."
+    references: Any = Union[  # noqa: UP007
+        leaf("build", Reference, which=(_reference_names(arguments, "build"), "which one")),
+        leaf("import", ImportReference, which=(Path, "probabilities as csv, npy or npz: [rows, classes]")),
+        leaf("fetch", FetchReference, which=(_reference_names(arguments, "fetch"), "which one")),
+        leaf("list", References),
+    ]
+    about = "Reference posteriors, which others are compared with: build one, import or fetch a published one, or list."
     leaves["reference"] = Annotated[references, tyro.conf.subcommand("reference", prefix_name=False, description=about)]
     methods = _methods_named(arguments)
     fits: Any = leaf("fit", Fit)
@@ -106,13 +110,13 @@ def _methods_named(arguments: Sequence[str]) -> dict[str, type]:
     return {name: method for name, method in discover().items() if name in words}
 
 
-def _reference_names(arguments: Sequence[str]) -> Any:
-    """The type of a reference's name."""
-    if not {"reference", "build"} <= set(arguments):
+def _reference_names(arguments: Sequence[str], verb: str) -> Any:
+    """The type of the name of a reference that is built or fetched."""
+    if not {"reference", verb} <= set(arguments):
         return str
-    from caveat.references import RECIPES
+    from caveat.references import PUBLISHED, RECIPES
 
-    return Literal[tuple(RECIPES)]
+    return Literal[tuple(RECIPES if verb == "build" else PUBLISHED)]
 
 
 def _names(options: Any) -> set[str]:

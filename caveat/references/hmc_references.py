@@ -5,15 +5,11 @@ it, refuses a run whose chains have not mixed in function space (the largest spl
 rows is 1.015 or more), and keeps the predictions; `caveat/evaluate/fidelity/reference_set.py` describes the files. The
 same recipe, seed and versions give the same predictions, bit for bit.
 
-References are looked for in the folder that CAVEAT_REFERENCES names, in `references` of the user's cache, and in the
-package, which brings the one of digits. Building writes to the first of these.
+The package brings the one of digits.
 """
 
-import contextlib
 import dataclasses
-import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from caveat import data, models
-from caveat.data.download import cache_folder
 from caveat.evaluate import evaluate
 from caveat.evaluate.diagnosis import diagnose
 from caveat.evaluate.fidelity import (
@@ -32,7 +27,6 @@ from caveat.evaluate.fidelity import (
     identity,
     noise_floor,
     on_cpu,
-    read_reference,
     some_draws,
 )
 from caveat.fitting import fit
@@ -41,13 +35,13 @@ from caveat.methods.hmc import HMC
 from caveat.posterior import Posterior, load
 from caveat.priors import GaussianPrior, Prior
 from caveat.randomness import seeded
+from caveat.references.places import new_place
 from caveat.storage import encode
 from caveat.task import Task
 
-__all__ = ["RECIPES", "ReferenceRecipe", "build_reference", "find_references", "load_reference", "reference_task"]
+__all__ = ["RECIPES", "ReferenceRecipe", "build_reference", "reference_task"]
 
 RHAT_LIMIT = 1.015  # of the prediction with the largest one
-PACKAGED = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -97,24 +91,6 @@ def reference_task(name: str, *, seed: int = 0) -> Task:
     return recipe.task(data.load(recipe.source), seed)
 
 
-def load_reference(name: str | Path) -> ReferenceSet:
-    """A stored reference by name ("digits"), or by the folder it lies in; refused where it was changed since."""
-    if (Path(name) / "reference.json").is_file():
-        return read_reference(name)
-    _recipe(str(name))
-    places = [place / str(name) for place in _folders()]
-    for place in places:
-        if place.is_dir():
-            return read_reference(place)
-    looked = ", ".join(map(str, places))
-    raise FileNotFoundError(f"the reference {name} is not built (looked in {looked}): caveat reference build {name}")
-
-
-def find_references() -> dict[str, Path | None]:
-    """Where each known reference lies; None where it is not built."""
-    return {name: next((f / name for f in _folders() if (f / name).is_dir()), None) for name in RECIPES}
-
-
 def build_reference(
     name: str,
     *,
@@ -137,9 +113,7 @@ def build_reference(
     recipe = _recipe(name)
     if draws is not None:
         recipe = dataclasses.replace(recipe, sampler=dataclasses.replace(recipe.sampler, length=draws))
-    place = next(_folders()) / name if out is None else Path(out)
-    if place.exists():
-        raise FileExistsError(f"{place} exists: remove it first, or choose another folder with out=")
+    place = new_place(name, out)
     rows = data.load(recipe.source)
     task = recipe.task(rows, seed)
     chains = place.with_name(f"{place.name}.chains")  # a run that was stopped goes on, one that failed can be looked at
@@ -216,12 +190,3 @@ def _recipe(name: str) -> ReferenceRecipe:
     if name not in RECIPES:
         raise ValueError(f"there is no reference {name!r}, by name or as a folder: there are {', '.join(RECIPES)}")
     return RECIPES[name]
-
-
-def _folders() -> Iterator[Path]:
-    """Where references are looked for, in this order; the first is where they are built."""
-    if os.environ.get("CAVEAT_REFERENCES"):
-        yield Path(os.environ["CAVEAT_REFERENCES"])
-    with contextlib.suppress(ImportError):  # without the extra for data nothing can have been built there
-        yield cache_folder() / "references"
-    yield PACKAGED

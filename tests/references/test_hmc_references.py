@@ -13,7 +13,15 @@ from caveat import Categorical, CorruptFile, GaussianPrior, HeteroscedasticGauss
 from caveat.cli import main
 from caveat.evaluate.fidelity import fidelity
 from caveat.methods.hmc import HMC
-from caveat.references import RECIPES, ReferenceRecipe, build_reference, find_references, load_reference, reference_task
+from caveat.references import (
+    RECIPES,
+    ReferenceRecipe,
+    build_reference,
+    find_references,
+    finding,
+    load_reference,
+    reference_task,
+)
 from caveat.references import hmc_references as reference
 from caveat.rows import Rows
 
@@ -32,7 +40,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "classes": ReferenceRecipe(str(tmp_path / "classes.npz"), Categorical(), 4, 2, prior, SHORT, kept=7),
         "numbers": ReferenceRecipe(str(tmp_path / "numbers.npz"), numbers, 4, 2, prior, SHORT),
     }
-    for place in (reference, caveat.references):
+    for place in (reference, caveat.references, finding):
         monkeypatch.setattr(place, "RECIPES", known)
     monkeypatch.setenv("CAVEAT_REFERENCES", str(tmp_path / "references"))
     return tmp_path / "references"
@@ -160,7 +168,7 @@ def test_unknown_names_say_what_there_is() -> None:
 @pytest.mark.usefixtures("lenient")
 def test_the_command_line(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reference", "list"]) == 0
-    assert capsys.readouterr().out.count("not built: caveat reference build") == 2
+    assert capsys.readouterr().out.count("not here: caveat reference build") == 2
     assert main(["reference", "build", "classes", "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["out"] == str(recipes / "classes")
     assert main(["reference", "build", "classes", "--quiet"]) == 1
@@ -175,7 +183,7 @@ def test_the_packaged_reference_is_whole_and_small(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built there
     monkeypatch.delenv("CAVEAT_REFERENCES", raising=False)
     place = find_references()["digits"]
-    assert place == reference.PACKAGED / "digits"
+    assert place == caveat.references.PACKAGED / "digits"
     assert sum(file.stat().st_size for file in place.iterdir()) < 2_000_000
     found, recipe = load_reference("digits"), RECIPES["digits"]
     task = reference_task("digits")

@@ -243,5 +243,5 @@ def _differences(posterior: Posterior, reference: Posterior | ReferenceSet) -> t
     return tuple(
         f"the reference's {name} {'are' if name == 'weights' else 'is'} {theirs[name]}, the posterior's {ours[name]}"
         for name in ours
-        if ours[name] != theirs[name]
+        if name in theirs and ours[name] != theirs[name]  # of published predictions not all may be known
     )

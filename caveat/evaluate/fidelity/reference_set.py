@@ -50,7 +50,7 @@ class ReferenceSet:
 
     @property
     def name(self) -> str:
-        """The name of the recipe that made this reference."""
+        """The name of this reference, such as that of the recipe that made it."""
         return str(self.facts["name"])
 
     @property
@@ -70,9 +70,13 @@ class ReferenceSet:
 
     def summary(self) -> str:
         """Say in one line how much was drawn, how well the chains mixed, and how far one is from the others."""
-        rhat = self.facts["diagnostics"]["clean"]["predictions"]["rhat_max"]
         floor = ", ".join(f"{name} {score['mean']:.3g}" for name, score in self.facts["floor"]["clean"].items())
-        return f"{self.chains} x {self.draws} draws, R-hat of predictions up to {rhat:.4f}, floor: {floor}"
+        floor = f", floor: {floor}" if floor else ""
+        if "published" in self.facts:  # predictions, and nothing of how the chains mixed
+            found = ", ".join(f"{name} {score['mean']:.4g}" for name, score in self.facts["scores"].items())
+            return f"published predictions for {len(self.parts['clean']['inputs']):,} rows, {found}{floor}"
+        rhat = self.facts["diagnostics"]["clean"]["predictions"]["rhat_max"]
+        return f"{self.chains} x {self.draws} draws, R-hat of predictions up to {rhat:.4f}{floor}"
 
     def predictive(self, part: str = "clean") -> Predictive:
         """Return the reference's prediction for one of its data sets, from the draws it has stored, chain by chain."""
