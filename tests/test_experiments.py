@@ -154,7 +154,14 @@ def test_the_second_table_has_all_eight_methods_and_goes_on_where_it_stopped(
     for name, scale in second.SCALES.items():
         assert len(second.methods(scale, second.training_of(name, scale, "cpu"))) == 8
     words = ["--quick", "--seeds", "1", "--csv", str(tmp_path / "table.csv")]
-    words += ["--methods", "RigL", "StructuredBayesianPruning"]
+    words += ["--methods", "RigL", "StructuredBayesianPruning", "--priors", str(tmp_path / "priors.csv")]
+    assert second.main([*words, "--choose"]) == 0
+    priors = second.read(tmp_path / "priors.csv")
+    assert [float(row["precision"]) for row in priors] == 2 * [*second.PRECISIONS]
+    best = min(priors[:3], key=lambda row: float(row["nll"]))
+    assert second.chosen_precision("digits", "RigL", priors) == float(best["precision"])
+    with pytest.raises(SystemExit, match="--choose first"):
+        second.chosen_precision("cifar10", "RigL", priors)
     assert second.main(words) == 0
     rows = second.read(tmp_path / "table.csv")
     assert [row["method"] for row in rows] == ["RigL", "StructuredBayesianPruning"]

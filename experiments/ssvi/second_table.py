@@ -2,7 +2,8 @@
 
     python experiments/ssvi/second_table.py                                    # digits, on the CPU
     python experiments/ssvi/second_table.py --problems mnist fashion_mnist --device cuda
-    python experiments/ssvi/second_table.py --problems cifar10 cifar100 --device cuda     # ResNet-18
+    python experiments/ssvi/second_table.py --problems cifar10 --device cuda --choose     # priors of the rivals, first
+    python experiments/ssvi/second_table.py --problems cifar10 --device cuda              # ResNet-18
     python experiments/ssvi/second_table.py --summary
 
 One row a problem, method and seed is added to second_table.csv; those that it has are not run again. Several processes,
@@ -10,10 +11,15 @@ each with its own `--methods`, may add to it at once; seconds are then worth lit
 they were chosen: see the README), and the last epoch counts. Bytes and seconds are of the network that is left: `bytes`
 is the whole state, `predict` a prediction of all test rows with the method's own number of draws, `pass` one pass of
 them through `caveat.deploy(posterior)`, each the best of three.
+
+On CIFAR, `MeanFieldVI`, `SSVI` and `RigL` have the settings of `cifar.py`, its narrow prior for the first two included;
+every other method has the prior precision of the lowest NLL on 5,000 held-out training rows after a quarter of the
+epochs, found by `--choose` and kept in second_table_priors.csv.
 """
 
 import argparse
 import csv
+import math
 import os
 import sys
 import time
@@ -24,6 +30,7 @@ from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded
 
+import cifar
 import problems
 import torch
 from tables import read, shown, table
@@ -64,16 +71,31 @@ class Scale:
     before: int  # epochs of the point that pruning methods start from
     chain_rates: tuple[float, float] = (0.03, 0.1)  # of AEB and of MaskedBNN
     density: float = 0.05  # of the methods whose sparsity is set
+    allocation: Literal["uniform", "erk"] = "erk"  # of weights over layers
+    initial_std: float = 0.01  # where sigma starts
 
 
 LENET = ((0.01, 0.3, 30.0), (0.01, 0.3, 30.0))
-RESNET = ((0.2, 0.01, 400.0), (0.2, 0.01, 400.0))
+RESNET: Any = {  # of cifar.py; the precisions of its prior follow from the KL weight and the decay
+    "epochs": 200,
+    "batch_size": 500,
+    "learning_rate": 0.4,
+    "interval": 25,
+    "dense": (0.4, 0.001, math.nan),
+    "ssvi": (0.4, 0.003, math.nan),
+    "std_rate": 0.003,
+    "unit_rate": 0.01,
+    "before": 50,
+    "allocation": "uniform",
+    "initial_std": 0.003,
+}
+DECAY = 5e-4  # of cifar.py
 SCALES = {
     "digits": Scale(100, 64, 0.003, 50, (0.01, 0.01, 3.0), (0.01, 0.003, 30.0), 0.01, 0.03, 20),
     "mnist": Scale(60, 512, 0.003, 50, *LENET, 0.003, 0.03, 10, (0.01, 0.003)),
     "fashion_mnist": Scale(60, 512, 0.003, 50, *LENET, 0.003, 0.03, 10, (0.01, 0.003)),
-    "cifar10": Scale(200, 512, 0.2, 100, *RESNET, 0.003, 0.01, 50),
-    "cifar100": Scale(200, 512, 0.2, 100, *RESNET, 0.003, 0.01, 50),
+    "cifar10": Scale(**RESNET),
+    "cifar100": Scale(**RESNET),
 }
 TINY = Scale(2, 32, 0.01, 2, *LENET, 0.03, 0.03, 1)
 
@@ -82,7 +104,8 @@ def methods(scale: Scale, training: Training) -> dict[str, tuple[caveat.Method, 
     """All eight, each with what it starts from."""
     point = MAP(training=replace(training, epochs=scale.before))
     dense, few = (replace(training, learning_rate=rate) for rate, _, _ in (scale.dense, scale.ssvi))
-    sparse: dict[str, Any] = {"density": scale.density, "allocation": "erk", "interval": scale.interval}
+    sparse: dict[str, Any] = {"density": scale.density, "allocation": scale.allocation, "interval": scale.interval}
+    spread: dict[str, Any] = {"initial_std": scale.initial_std}
     chain: dict[str, Any] = {
         "burn_in": max(1, scale.epochs - 20),
         "length": min(10, scale.epochs),
@@ -93,8 +116,8 @@ def methods(scale: Scale, training: Training) -> dict[str, tuple[caveat.Method, 
     groups = caveat.GroupVariationalDropout(std_learning_rate=scale.unit_rate, training=training)
     units = caveat.StructuredBayesianPruning(noise_learning_rate=scale.unit_rate, training=training)
     return {
-        "MeanFieldVI": (caveat.MeanFieldVI(kl_weight=scale.dense[1], training=dense), None),
-        "SSVI": (caveat.SSVI(**sparse, kl_weight=scale.ssvi[1], training=few), None),
+        "MeanFieldVI": (caveat.MeanFieldVI(kl_weight=scale.dense[1], **spread, training=dense), None),
+        "SSVI": (caveat.SSVI(**sparse, **spread, kl_weight=scale.ssvi[1], training=few), None),
         "RigL": (caveat.RigL(**sparse, training=few), None),
         "VariationalDropout": (weights, point),
         "GroupVariationalDropout": (groups, point),
@@ -105,6 +128,19 @@ def methods(scale: Scale, training: Training) -> dict[str, tuple[caveat.Method, 
 
 
 METHODS = [*methods(TINY, Training())]
+TUNED = [name for name in METHODS if name not in ("MeanFieldVI", "SSVI", "MaskedBNN")]  # whose prior is to be chosen
+PRECISIONS = (1.0, 25.0, 400.0)
+PRIOR_COLUMNS = ("problem", "method", "precision", "epochs", "rows", "nll", "accuracy", "device")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fit of the table."""
+
+    problem: str
+    method: str
+    seed: int
+    precision: float = 1.0  # of the prior, for the methods that have no settings of their own
 
 
 def training_of(name: str, scale: Scale, device: str) -> Training:
@@ -114,7 +150,7 @@ def training_of(name: str, scale: Scale, device: str) -> Training:
         return plain
     gpu = device == "cuda"
     precision: Literal["float32", "bfloat16"] = "bfloat16" if gpu else "float32"
-    return replace(plain, optimizer="sgd", warmup=0.025, precision=precision, channels_last=gpu)
+    return replace(plain, optimizer="sgd", warmup=0.025, precision=precision, channels_last=gpu, compile=gpu)
 
 
 QUICK_ROWS = 200
@@ -136,22 +172,33 @@ def network_of(name: str, seed: int, classes: int) -> nn.Module:
     return models.resnet18(3, classes) if name.startswith("cifar") else models.lenet_caffe()
 
 
-def prior_of(method: str, scale: Scale) -> caveat.Prior:
+def prior_of(cell: Cell, scale: Scale, module: nn.Module, rows: int) -> caveat.Prior:
     """Gaussian; for MaskedBNN, as in its paper, Cauchy."""
-    if method == "MaskedBNN":
+    if cell.method == "MaskedBNN":
         return caveat.StudentTPrior(scale=0.5, degrees=1.0)
-    return caveat.GaussianPrior({"MeanFieldVI": scale.dense[2], "SSVI": scale.ssvi[2]}.get(method, 1.0))
+    of_vi = {"MeanFieldVI": scale.dense, "SSVI": scale.ssvi}.get(cell.method)
+    if of_vi is None:
+        return caveat.GaussianPrior(cell.precision)
+    if math.isnan(of_vi[2]):
+        return cifar.prior(module, (of_vi[1] / (rows * DECAY)) ** 0.5, DECAY, rows)
+    return caveat.GaussianPrior(of_vi[2])
 
 
-def run_cell(name: str, method: str, seed: int, data_dir: Path | None, device: str, quick: bool) -> dict[str, Any]:
+def fit_cell(cell: Cell, scale: Scale, train: TensorDataset, device: str) -> caveat.Posterior:
+    """The posterior of a cell."""
+    module = network_of(cell.problem, cell.seed, int(train.tensors[1].max()) + 1)
+    augment = data.crop_and_flip if cell.problem.startswith("cifar") else None
+    prior = prior_of(cell, scale, module, len(train))
+    task = caveat.Task(module, train, caveat.Categorical(), prior, augment=augment)
+    chosen, start = methods(scale, training_of(cell.problem, scale, device))[cell.method]
+    return caveat.fit(task, chosen, start=start, seed=cell.seed, device=device, progress=False)
+
+
+def run_cell(cell: Cell, data_dir: Path | None, device: str, quick: bool) -> dict[str, Any]:
     """Fit and score: one row of the csv."""
-    scale = TINY if quick else SCALES[name]
+    name, method, seed = cell.problem, cell.method, cell.seed
     train, test = rows_of(name, seed, data_dir, quick)
-    module = network_of(name, seed, int(train.tensors[1].max()) + 1)
-    augment = data.crop_and_flip if name.startswith("cifar") else None
-    task = caveat.Task(module, train, caveat.Categorical(), prior_of(method, scale), augment=augment)
-    chosen, start = methods(scale, training_of(name, scale, device))[method]
-    posterior = caveat.fit(task, chosen, start=start, seed=seed, device=device, progress=False)
+    posterior = fit_cell(cell, TINY if quick else SCALES[name], train, device)
     scores = caveat.evaluate(posterior, {"test": test}, seed=seed, progress=False)["test"]
     info = posterior.info
     row: dict[str, Any] = {"problem": name, "method": method, "seed": seed, "device": device}
@@ -160,6 +207,27 @@ def run_cell(name: str, method: str, seed: int, data_dir: Path | None, device: s
     row |= {"left": left(posterior), "bytes": info.stored_bytes, "training_flops": info.flops, "seconds": info.seconds}
     row |= inference(posterior, test.tensors[0], device) | {"warnings": "; ".join(info.warnings)}
     return {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
+
+
+def choose(cell: Cell, data_dir: Path | None, device: str, quick: bool) -> dict[str, Any]:
+    """Fit on all but some training rows, for a quarter of the epochs, and score those: a line of the file of priors."""
+    scale = TINY if quick else SCALES[cell.problem]
+    scale = replace(scale, epochs=max(2, scale.epochs // 4), before=max(1, scale.before // 4))
+    x, y = rows_of(cell.problem, cell.seed, data_dir, quick)[0].tensors
+    held = min(5000, len(x) // 5)
+    posterior = fit_cell(cell, scale, TensorDataset(x[:-held], y[:-held]), device)
+    scores = caveat.evaluate(posterior, {"held out": TensorDataset(x[-held:], y[-held:])}, progress=False)["held out"]
+    row = {"problem": cell.problem, "method": cell.method, "precision": f"{cell.precision:g}", "epochs": scale.epochs}
+    row |= {name: f"{scores[name].mean:.5g}" for name in ("nll", "accuracy")}
+    return row | {"rows": held, "device": device}
+
+
+def chosen_precision(problem: str, method: str, priors: Sequence[dict[str, str]]) -> float:
+    """The one of the lowest NLL on held-out rows; 1 for the small problems, whose rivals were run with it."""
+    own = [row for row in priors if (row["problem"], row["method"]) == (problem, method)]
+    if not own and problem.startswith("cifar") and method in TUNED:
+        raise SystemExit(f"the prior of {method} on {problem} is not chosen: run with --choose first")
+    return float(min(own, key=lambda row: float(row["nll"]))["precision"]) if own else 1.0
 
 
 def left(posterior: caveat.Posterior) -> str:
@@ -193,10 +261,10 @@ def _best_of_three(work: Callable[[], Any], device: str) -> float:
     return min(times)
 
 
-def write(path: Path, row: dict[str, Any]) -> None:
+def write(path: Path, row: dict[str, Any], columns: Sequence[str]) -> None:
     """Append a row."""
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="")
+        writer = csv.DictWriter(file, columns, restval="")
         if not file.tell():
             writer.writeheader()
         writer.writerow(row)
@@ -217,6 +285,20 @@ def summarise(rows: Sequence[dict[str, str]]) -> None:
         table(["", *(head for head, _, _ in FORMS.values())], lines)
 
 
+def choose_all(arguments: argparse.Namespace) -> int:
+    """A line of the file of priors for every problem, method and precision that it does not have."""
+    known = {(row["problem"], row["method"], float(row["precision"])) for row in read(arguments.priors)}
+    cells = [Cell(n, m, 0, p) for n in arguments.problems for m in arguments.methods if m in TUNED for p in PRECISIONS]
+    for cell in cells:
+        if (cell.problem, cell.method, cell.precision) in known:
+            continue
+        device = "cpu" if cell.problem == "digits" else arguments.device
+        row = choose(cell, arguments.data_dir, device, arguments.quick)
+        write(arguments.priors, row, PRIOR_COLUMNS)
+        print(*row.values(), flush=True)
+    return 0
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=[*SCALES], default=["digits"])
@@ -225,10 +307,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--device", default="cpu", help="digits is always on the CPU")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
+    parser.add_argument("--choose", action="store_true", help="score prior precisions on held-out training rows")
     parser.add_argument("--summary", action="store_true", help="only the tables")
     parser.add_argument("--data-dir", type=Path, help="where data sets are looked for first")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("second_table.csv"))
+    parser.add_argument("--priors", type=Path, default=Path(__file__).with_name("second_table_priors.csv"))
     arguments = parser.parse_args(words)
+    if arguments.choose:
+        return choose_all(arguments)
     seeds = range(arguments.seeds) if arguments.seed is None else [arguments.seed]
     wanted = [(n, m, s) for n in arguments.problems for s in seeds for m in arguments.methods]
     failed = 0
@@ -237,12 +323,13 @@ def main(words: list[str] | None = None) -> int:
             continue
         device = "cpu" if name == "digits" else arguments.device
         try:
-            row = run_cell(name, method, seed, arguments.data_dir, device, arguments.quick)
+            cell = Cell(name, method, seed, chosen_precision(name, method, read(arguments.priors)))
+            row = run_cell(cell, arguments.data_dir, device, arguments.quick)
         except (FloatingPointError, ValueError) as error:  # one that diverged; the others go on
             print(f"{name} {method} {seed} failed: {error}", file=sys.stderr, flush=True)
             failed += 1
             continue
-        write(arguments.csv, row)
+        write(arguments.csv, row, COLUMNS)
         print(*(row[key] for key in COLUMNS[:9]), flush=True)
     summarise(read(arguments.csv))
     return 1 if failed else 0
