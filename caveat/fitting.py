@@ -64,6 +64,7 @@ def fit(
         remove_leftovers(target)
         _refuse(target)
     _check_likelihood(method, task)
+    task.network.base.check()
     method.check(task, place)
     needed = method.memory(task.network)
     what = f"{type(method).__name__} on {task.network.n_parameters:,} weights"
@@ -159,7 +160,7 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
     place = run.device
     try:
         with without_autocast(place):  # a method's arithmetic is its own, whatever surrounds the call
-            task, begin = _start(task, method, start, run)
+            task, begin = _start(_moved(task, place), method, start, run)
             begin = {group: {name: t.to(place) for name, t in tensors.items()} for group, tensors in begin.items()}
             if method.starts_from == "trained":
                 what = f"the point that {type(method).__name__} starts from"
@@ -285,6 +286,13 @@ def _clearly_above(limit: float, task: Task, network: Network, params: Params, h
     return bool(each.mean() - 6 * each.std() / len(each) ** 0.5 > limit)
 
 
+def _moved(task: Task, device: torch.device) -> Task:
+    """The task with its network on a device, where everything that follows shares one copy."""
+    moved = copy.copy(task)
+    moved.network = task.network.to(device)
+    return moved
+
+
 def _fitted_start(task: Task, start: Method, run: Run) -> Posterior:
     """The method to start from, fitted; kept in the run's folder, whose identity includes it."""
     place = None if run.folder is None else run.folder / "start"
@@ -306,6 +314,7 @@ def _from_point(task: Task, start: Posterior) -> tuple[Task, State]:
         raise ValueError(f"a fit starts from one point of the same network, such as a MAP; this {kind} is not one")
     buffers = task.network.buffers()
     rest = {name: everything[name] for name in task.network.fixed()}
+    start.network.base.check()
     moved = copy.copy(task)
     moved.network = task.network.with_fixed(rest)
     point = {n: v for n, v in start.state["params"].items() if n in task.network.names or n in buffers}

@@ -3,7 +3,8 @@
 `Params` is a flat dict of tensors as `torch.func.functional_call` takes it. It holds the parameters that inference is
 about; buffers ride along where a draw owns them (BatchNorm statistics), and so does what a likelihood learned for that
 draw, under `hyper/` (the noise of an ensemble's member). Everything else (frozen parameters, other buffers) stays as it
-was in the copy of the module that the network keeps. The user's own module is never touched.
+was in the copy of the module that the network keeps. The user's own module is never touched; parameters that are
+frozen there share their storage with the copy, which never writes them (`copies/`).
 """
 
 import copy
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from caveat.batches import Inputs, tensors
+from caveat.copies import FrozenBase, copied, frozen_parameter, moved, same_storage, sharing_copy, unwrapped
 from caveat.likelihoods import Likelihood
 from caveat.priors import GaussianPrior, Params, Prior
 
@@ -30,6 +32,7 @@ __all__ = [
     "ParameterFilter",
     "Params",
     "copied",
+    "fingerprint_of",
     "layer_of",
     "unwrapped",
     "without_autocast",
@@ -73,7 +76,7 @@ class Network:
         initialise: Initialise | None = None,
     ) -> None:
         _check_kinds(module, likelihood, prior)
-        self.module = _private_copy(module)
+        self.module, shared = sharing_copy(module)
         self.likelihood = likelihood
         self.prior: Prior = GaussianPrior() if prior is None else prior
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
@@ -82,6 +85,7 @@ class Network:
             initialise if initialise is None or callable(initialise) else _patterns(initialise, self.names)
         )
         self.module.requires_grad_(False).eval()
+        self.base = FrozenBase.of(self.module, shared)  # what the module that was given shares with this one's
         self.prior.log_prob(self.params())  # a prior that does not fit these weights says so now
 
     def params(self) -> Params:
@@ -165,7 +169,7 @@ class Network:
         """This network on a device (itself when it is there already)."""
         if torch.device(device) == self.device:
             return self
-        return self.with_module(copied(self.module).to(device))
+        return self.with_module(moved(self.module, device))
 
     def replica(self) -> "Network":
         """This network with a module of its own, for another thread; parameters are shared, buffers are copies."""
@@ -175,7 +179,13 @@ class Network:
     def with_module(self, module: nn.Module) -> "Network":
         """This network with another module in the place of its own, such as a narrower one."""
         other = copy.copy(self)
-        other.module = module
+        other.module, other.base = module, FrozenBase.of(module, self.base.tensors)
+        return other
+
+    def with_base(self, names: Iterable[str]) -> "Network":
+        """This network with a frozen base of these names: what else it does not infer is its own."""
+        other = copy.copy(self)
+        other.base = FrozenBase.of(self.module, names)
         return other
 
     def with_likelihood(self, likelihood: Likelihood) -> "Network":
@@ -215,12 +225,20 @@ class Network:
         return {name: value.detach() for name, value in everything.items() if name not in selected}
 
     def with_fixed(self, values: Params) -> "Network":
-        """A network whose parameters and buffers of these names have these values."""
-        other = self.with_module(copied(self.module))
+        """A network whose parameters and buffers of these names have these values.
+
+        They are copied, and so is what is not named; but of the frozen base what is not named is shared with this
+        network, and what is named with the values that are given.
+        """
+        base = {name: p for name, p in self.module.named_parameters() if name in self.base.tensors}
+        given = {n: v for n, v in values.items() if n in base and not same_storage(base[n], v)}
+        others = {n: frozen_parameter(v.to(base[n].device, base[n].dtype)) for n, v in given.items()}
+        other = self.with_module(copied(self.module, {id(p): others.get(name, p) for name, p in base.items()}))
         targets = dict(other.module.named_parameters()) | dict(other.module.named_buffers())
         with torch.no_grad():
             for name, value in values.items():
-                targets[name].copy_(value)
+                if name not in base:
+                    targets[name].copy_(value)
         return other
 
     def restricted(self, names: Iterable[str]) -> "Network":
@@ -238,9 +256,7 @@ class Network:
 
     def fingerprint(self) -> str:
         """A digest of the names, shapes and types of all parameters and buffers and of which are selected."""
-        everything = [*self.module.named_parameters(), *self.module.named_buffers()]
-        listing = [[name, list(value.shape), str(value.dtype)] for name, value in everything]
-        return hashlib.sha256(json.dumps([listing, self.names]).encode()).hexdigest()
+        return fingerprint_of(self.module, self.names)
 
     def layers(self) -> list[Layer]:
         """Every submodule that owns parameters, and how many of them are selected."""
@@ -278,6 +294,13 @@ def _fits(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     return True
 
 
+def fingerprint_of(module: nn.Module, names: tuple[str, ...]) -> str:
+    """The fingerprint of a network of this module with these names selected."""
+    everything = [*module.named_parameters(), *module.named_buffers()]
+    listing = [[name, list(value.shape), str(value.dtype)] for name, value in everything]
+    return hashlib.sha256(json.dumps([listing, names]).encode()).hexdigest()
+
+
 def layer_of(name: str) -> str:
     """The submodule that a parameter or buffer belongs to."""
     return name.rpartition(".")[0]
@@ -300,38 +323,6 @@ def without_autocast(device: torch.device) -> torch.autocast:
     inside a training loop would go on with the rounded weights of the first step.
     """
     return torch.autocast(device.type, enabled=False, cache_enabled=False)
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside compiled and data-parallel wrappers."""
-    while (kind := type(module).__name__) in ("OptimizedModule", "DataParallel", "DistributedDataParallel"):
-        module = module._orig_mod if kind == "OptimizedModule" else module.module  # type: ignore[assignment]
-    return module
-
-
-def _private_copy(module: nn.Module) -> nn.Module:
-    """A copy without wrappers, once it is known that there is something to infer."""
-    module = unwrapped(module)
-    lazy = [name for name, t in [*module.named_parameters(), *module.named_buffers()] if nn.parameter.is_lazy(t)]
-    if lazy:
-        raise ValueError(f"{lazy[0]} has no values yet (a lazy layer): run one batch through the module first")
-    try:
-        private = copied(module)
-    except Exception as error:
-        raise ValueError(f"the module cannot be copied, and its copy is what inference works on: {error}") from error
-    if not any(p.is_floating_point() for p in private.parameters()):
-        raise ValueError("the module has no floating-point parameters, so there is nothing to infer")
-    return private
-
-
-def copied(module: nn.Module, shared: dict[int, Tensor] | None = None) -> nn.Module:
-    """A deep copy; activations that a module keeps from its last pass are copied without their graph.
-
-    Tensors that are `shared`, by their identity, are the same in both.
-    """
-    attributes = (value for child in module.modules() for value in vars(child).values())
-    memo: dict[int, Any] = {id(t): t.detach().clone() for value in attributes for t in tensors(value) if not t.is_leaf}
-    return copy.deepcopy(module, memo | (shared or {}))
 
 
 def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from caveat import likelihoods, priors
 from caveat.batches import Inputs, as_inputs, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
+from caveat.copies import FrozenBase, unwrapped, with_stored_values
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
 from caveat.engine.forward_probe import differs_from
@@ -24,7 +25,7 @@ from caveat.engine.state_checks import check_finite, check_like, check_names
 from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
-from caveat.network import Network, Params, copied, unwrapped, without_autocast
+from caveat.network import Network, Params, fingerprint_of, without_autocast
 from caveat.predictive import Predictive
 from caveat.rows import Data, Rows
 from caveat.storage import (
@@ -42,6 +43,7 @@ from caveat.typed_json import read_as
 __all__ = ["Posterior", "load"]
 
 _STATE = "state."  # in a file, before the name of a group of the state
+LEFT_OUT_ABOVE = 64 * 2**20  # bytes of frozen parameters
 WORTH_A_PASS = 2**20  # draws times rows, or rows squared, below which room for the outputs is not looked for
 
 BATCH_AXIS = "a single row needs a batch axis, x[None]"
@@ -64,6 +66,7 @@ class Posterior:
         """Draws of the weights, n of them."""
         if n < 1:
             raise ValueError(f"sample(n={n}): must be at least 1")
+        self.network.base.check()
         draws = self.predictor.draws(n, torch.Generator().manual_seed(seed))
         return _in_own_arithmetic(draws, self.network.device)
 
@@ -115,6 +118,7 @@ class Posterior:
 
     def update(self, data: Data, *, seed: int = 0, progress: bool = True) -> "Posterior":
         """This posterior with more data taken in, where the method can do that without a new fit."""
+        self.network.base.check()
         rows = Rows(data)
         ranks = current_ranks(self.network.device)
         run = Run(seed, self.network.device, ranks, progress=progress, label=f"{type(self.method).__name__} update")
@@ -173,6 +177,7 @@ class Posterior:
         if not any(tensor.ndim for tensor in tensors_in(x)):
             raise ValueError(f"the inputs have no axes: {BATCH_AXIS}")
         self.network.check_inputs(x)
+        self.network.base.check()
         bad = first_not_finite(x)
         if bad is not None:
             raise ValueError(
@@ -180,22 +185,39 @@ class Posterior:
             )
         return x
 
-    def save(self, folder: str | Path, *, overwrite: bool = False, note: dict[str, Any] | None = None) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        overwrite: bool = False,
+        note: dict[str, Any] | None = None,
+        base: Literal["auto", "with", "without"] = "auto",
+    ) -> Path:
         """Write the posterior to a folder, whole or not at all; no data are needed to predict from it.
 
-        An existing folder is refused, or with `overwrite` replaced where it is a posterior. `note` is json of your own
-        that `posterior.json` keeps.
+        Args:
+            folder: where to; an existing one is refused.
+            overwrite: replace an existing folder where it is a posterior.
+            note: json of your own that `posterior.json` keeps.
+            base: whether parameters that you froze are written `"with"` the posterior. `"without"` writes a digest of
+                them, and `load` then wants a model that has them, such as the pretrained one; `"auto"` leaves out more
+                than 64 MiB of them.
         """
         if overwrite and Path(folder).exists() and not (Path(folder) / "posterior.json").exists():
             raise FileExistsError(
                 f"{folder} exists and is not a posterior, so it is not replaced: choose another folder"
             )
         with new_folder(folder, overwrite) as place:
-            self.write(place, note)
+            self.write(place, note, base)
         return Path(folder)
 
-    def write(self, place: Path, note: dict[str, Any] | None = None) -> str:
+    def write(
+        self, place: Path, note: dict[str, Any] | None = None, base: Literal["auto", "with", "without"] = "auto"
+    ) -> str:
         """Write the posterior into a folder that is empty; returns the digest of its tensors."""
+        frozen = self.network.base
+        frozen.check()
+        left_out = list(frozen.tensors) if _is_left_out(base, frozen) else []
         tensors: Params = {}
         described = {
             "method": encode(self.method, tensors, "method"),
@@ -204,7 +226,7 @@ class Posterior:
         }
         # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
         groups = {f"state.{g}": t for g, t in self.state.items()} | {
-            "fixed": self.network.fixed(),
+            "fixed": {name: t for name, t in self.network.fixed().items() if name not in set(left_out)},
             "described": tensors,
         }
         digest = write_state(place / "state.safetensors", groups)
@@ -213,6 +235,7 @@ class Posterior:
             "names": list(self.network.names),
             "fingerprint": self.network.fingerprint(),
             "digest": digest,
+            "base": {"names": left_out, "bytes": frozen.nbytes, "digest": frozen.digest} if left_out else None,
             "info": dataclasses.asdict(self.info),
             "note": note or {},
         }
@@ -229,11 +252,26 @@ class Posterior:
         return dataclasses.replace(self, state=state, network=self.network.to(device))
 
 
+def _is_left_out(base: str, frozen: FrozenBase) -> bool:
+    """Whether a file does without the frozen base."""
+    if base not in ("auto", "with", "without"):
+        raise ValueError(f"save(base={base!r}): must be 'auto', 'with' or 'without'")
+    if base == "without" and not frozen.tensors:
+        raise ValueError(
+            "save(base='without'): no parameter was frozen when the task was made, so there is nothing to leave out: "
+            "call requires_grad_(False) on the base before, or use base='with'"
+        )
+    return base == "without" or (base == "auto" and frozen.nbytes > LEFT_OUT_ABOVE)
+
+
 @torch.inference_mode(False)
 def load(
     folder: str | Path, model: nn.Module, *, device: torch.device | str | None = None, classes: Iterable[type] = ()
 ) -> Posterior:
-    """Read a posterior for a model of the same architecture (its weights do not matter).
+    """Read a posterior for a model of the same architecture.
+
+    The model's weights do not matter, but for those of a frozen base that was not saved with the posterior: these are
+    compared with those that it was fitted to, and shared with the model, not copied.
 
     Args:
         folder: what `save` wrote.
@@ -253,24 +291,8 @@ def load(
         check_finite(f"{folder}: described/{name}", tensor)
     classes = list(classes)
     described = _described(content, groups["described"], classes)
-    names = set(content.names)
-    module = copied(unwrapped(model))
-    for parameter in module.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
-    missing = names - {name for name, _ in module.named_parameters()}
-    if missing:
-        raise CorruptFile(f"{folder} is a posterior of another model: this one has no parameter {sorted(missing)[0]!r}")
-    try:
-        network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in names)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CorruptFile(f"{folder}: its likelihood or prior does not go with the model ({error})") from error
-    if network.fingerprint() != content.fingerprint:
-        raise CorruptFile(
-            f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
-        )
+    network = _network(folder, content, described, groups["fixed"], unwrapped(model))
     state = {group.removeprefix(_STATE): tensors for group, tensors in groups.items() if group.startswith(_STATE)}
-    _check(folder, lambda: check_like("fixed", groups["fixed"], network.fixed()))
-    network = network.with_fixed(groups["fixed"])
     info = content.info
     _check(folder, lambda: described["method"].check_state(state, network))
     if differs_from(info.forward, network):
@@ -280,6 +302,47 @@ def load(
         )
     posterior = Posterior(described["method"], state, network, info)
     return posterior.to(network.device if device is None else device)
+
+
+def _network(
+    folder: Path, content: "_PosteriorFile", described: dict[str, Any], fixed: Params, model: nn.Module
+) -> Network:
+    """The network of a posterior: a copy of the model with what was saved, or shared with it where nothing was."""
+    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    missing = [name for name in content.names if name not in parameters]
+    if missing:
+        raise CorruptFile(f"{folder} is a posterior of another model: this one has no parameter {sorted(missing)[0]!r}")
+    names = tuple(name for name in parameters if name in set(content.names))
+    if fingerprint_of(model, names) != content.fingerprint:
+        raise CorruptFile(
+            f"{folder} is a posterior of another model: the parameters' names, shapes or types differ from this one's"
+        )
+    everything = dict(model.named_parameters()) | dict(model.named_buffers())
+    left_out = set() if content.base is None else set(content.base.names)
+    rest = {name: tensor for name, tensor in everything.items() if name not in left_out.union(names)}
+    _check(folder, lambda: check_like("fixed", fixed, rest))
+    module = with_stored_values(model, set(names), fixed)
+    try:
+        network = Network(module, described["likelihood"], described["prior"], lambda name, _: name in set(names))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CorruptFile(f"{folder}: its likelihood or prior does not go with the model ({error})") from error
+    network = network.with_base(content.base.names if content.base is not None else ())
+    if content.base is not None and network.base.digest != content.base.digest:
+        raise CorruptFile(
+            f"{folder} was saved without its frozen base ({len(left_out)} tensors, {content.base.bytes / 1e6:,.0f} "
+            "MB), and this model has another one: load the weights that the posterior was fitted to into the model "
+            "first, such as the pretrained ones; or save the posterior with base='with'"
+        )
+    return network
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A frozen base that was not saved: which parameters, how many bytes, and a digest of them."""
+
+    names: list[str]
+    bytes: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -294,6 +357,7 @@ class _PosteriorFile:
     digest: str
     info: Info
     note: dict[str, Any]
+    base: _Base | None = None
 
 
 def _described(content: _PosteriorFile, tensors: Params, classes: list[type]) -> dict[str, Any]:

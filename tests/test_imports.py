@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 
 # A file may import from its own layer and from those below it; methods never import methods.
 LAYERS = [
-    {"files", "knobs", "batches", "randomness"},
+    {"files", "knobs", "batches", "randomness", "copies"},
     {"data", "models", "native"},
     {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
