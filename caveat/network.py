@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from caveat.batches import Inputs, tensors
 from caveat.copies import FrozenBase, copied, frozen_parameter, moved, same_storage, sharing_copy, unwrapped
-from caveat.likelihoods import Likelihood
+from caveat.likelihoods import Categorical, Likelihood, answer_logits
 from caveat.priors import GaussianPrior, Params, Prior
 
 __all__ = [
@@ -111,7 +111,7 @@ class Network:
                 for name, value in given.items():
                     if values[name] is not value:
                         value.copy_(values[name])
-        return self._one_tensor(outputs)
+        return self._one_tensor(outputs, x)
 
     def training_pass(self, x: Inputs) -> Tensor:
         """Outputs in training mode at the module's own tensors, buffers written: for a copy that training owns.
@@ -129,21 +129,23 @@ class Network:
                     setattr(
                         self.module.get_submodule(layer_of(name)), name.rpartition(".")[2], buffers[name].copy_(buffer)
                     )
-        return self._one_tensor(outputs)
+        return self._one_tensor(outputs, x)
 
     def evaluation_pass(self, x: Inputs) -> Tensor:
         """Outputs in evaluation mode at the module's own tensors, with their gradients."""
         if self.module.training:
             self.module.eval()
         args, kwargs = _arguments(self.module, x)
-        return self._one_tensor(self.module(*args, **kwargs))
+        return self._one_tensor(self.module(*args, **kwargs), x)
 
-    def _one_tensor(self, outputs: Any) -> Tensor:
+    def _one_tensor(self, outputs: Any, x: Inputs) -> Tensor:
         """The tensor of a module's outputs, in the selected parameters' type where a coarser base rounded them."""
         if isinstance(outputs, dict) and "logits" in outputs:
             outputs = outputs["logits"]
         if not isinstance(outputs, Tensor):
             raise TypeError(f"the module returned a {type(outputs).__name__}; it must return one tensor of outputs")
+        if isinstance(self.likelihood, Categorical) and self.likelihood.classes is not None:
+            outputs = answer_logits(outputs, x, self.likelihood.classes)
         if outputs.dtype in (torch.bfloat16, torch.float16):
             return outputs.to(torch.promote_types(outputs.dtype, self.dtype))
         return outputs

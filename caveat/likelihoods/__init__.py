@@ -6,9 +6,10 @@ each posterior draw has its own. The Fisher information F of the outputs is hand
 because F is positive semi-definite for every likelihood here while the Hessian is not (heteroscedastic regression).
 """
 
+from caveat.likelihoods.answer_tokens import answer_logits
 from caveat.likelihoods.classification import Bernoulli, Categorical
 from caveat.likelihoods.protocol import Hyper, Likelihood, learned_noise
 from caveat.likelihoods.regression import Gaussian, HeteroscedasticGaussian, Poisson
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Hyper", "Likelihood", "Poisson",
-           "learned_noise"]  # fmt: skip
+           "answer_logits", "learned_noise"]  # fmt: skip

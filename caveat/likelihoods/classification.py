@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from caveat.knobs import NonNegative, check_knobs
+from caveat.knobs import NonNegative, NonNegativeInt, check_knobs
 from caveat.likelihoods.probit import probit
 from caveat.likelihoods.protocol import (
     DiagonalFisher,
@@ -37,11 +37,24 @@ class Categorical(NothingLearned, FisherByColumns):
     # Whether labels [B, T] are the tokens themselves, so that position t is scored by the label at t + 1; None lets the
     # task see for itself.
     next_token: bool | None = None
+    # Of a language model: the tokens that stand for the classes. Its outputs [B, T, V] are read as the logits [B, C] of
+    # these at each row's last token, labels are 0 to C - 1.
+    classes: tuple[NonNegativeInt, ...] | None = None
     kind: ClassVar[Kind] = "classification"
     tempered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.classes, list):
+            object.__setattr__(self, "classes", tuple(self.classes))
         check_knobs(self)
+        if self.classes is None:
+            return
+        if len(set(self.classes)) < max(2, len(self.classes)):
+            raise ValueError(f"Categorical(classes={list(self.classes)}): must be two different tokens or more")
+        if self.class_axis != 1 or self.next_token:
+            raise ValueError(
+                "Categorical(classes=...) reads one answer a row at its last token: leave class_axis and next_token out"
+            )
 
     def check_targets(self, targets: Tensor) -> None:
         """Raise a ValueError unless targets are whole numbers."""
@@ -84,6 +97,11 @@ class Categorical(NothingLearned, FisherByColumns):
             raise ValueError(f"every label is ignore_index={self.ignore_index}: there is nothing to learn from")
         low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
         if low < 0 or high >= classes:
+            if self.classes is not None and set(counted.unique().tolist()) <= set(self.classes):
+                raise ValueError(
+                    f"labels are the tokens {list(self.classes)[:3]} themselves, and Categorical(classes=...) takes "
+                    "their places among the classes, from 0: give each row classes.index(label)"
+                )
             advice = (
                 f"mark labels to leave out with ignore_index={low}"
                 if low < 0
