@@ -240,13 +240,23 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 
 def settings_digest(value: Any) -> str:
-    """A digest of a dataclass with its settings, tensors included; the name of one that cannot be saved."""
+    """A digest of a dataclass with its settings, tensors included; the name of one that cannot be saved.
+
+    A knob that is None is not in use and does not count, so that one added later leaves earlier digests as they are.
+    """
     tensors: dict[str, Tensor] = {}
     try:
-        listing = json.dumps(encode(value, tensors, ""))
+        listing = json.dumps(_in_use(encode(value, tensors, "")))
     except TypeError:
         return type(value).__name__
     return hashlib.sha256(f"{listing} {digest_of({'': tensors})}".encode()).hexdigest()
+
+
+def _in_use(described: Any) -> Any:
+    """What `encode` made of a value, without the knobs that are None."""
+    if isinstance(described, dict):
+        return {key: _in_use(part) for key, part in described.items() if part is not None}
+    return [_in_use(part) for part in described] if isinstance(described, list) else described
 
 
 def code_digest(function: Any) -> str:

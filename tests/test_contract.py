@@ -23,7 +23,7 @@ from caveat.methods import built_in, discover, method_name
 from caveat.storage import State
 
 METHODS = discover()
-KNOWN = [name for name in likelihoods.__all__ if name not in ("Hyper", "Likelihood", "learned_noise")]
+KNOWN = [name for name in likelihoods.__all__ if dataclasses.is_dataclass(getattr(likelihoods, name))]
 LEAST = {"Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian"}
 WIDTH = {"Categorical": 3, "Bernoulli": 1, "Gaussian": 1, "HeteroscedasticGaussian": 2, "Poisson": 1}
 SUPPORTED = [(name, likelihood) for name, method in METHODS.items() for likelihood in method.likelihoods]

@@ -1,5 +1,6 @@
 """A large file is checked by every byte of it, side by side; those of earlier versions as they were written."""
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from caveat import storage
-from caveat.storage import CorruptFile, read_state, write_state
+from caveat.storage import CorruptFile, read_state, settings_digest, write_state
 
 
 def flip(path: Path, place: int) -> None:
@@ -56,3 +57,19 @@ def test_a_large_file_that_an_earlier_version_wrote_is_read(tmp_path: Path, monk
     flip(path, size - 1)
     with pytest.raises(CorruptFile, match="cut or was changed"):
         read_state(path, earlier)
+
+
+def test_a_knob_that_is_not_in_use_does_not_count() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Knobs:
+        rate: float = 0.1
+
+    earlier = settings_digest(Knobs())
+
+    @dataclasses.dataclass(frozen=True)
+    class Knobs:  # type: ignore[no-redef]
+        rate: float = 0.1
+        added: tuple[Knobs | None, ...] | None = None
+
+    assert settings_digest(Knobs()) == earlier
+    assert settings_digest(Knobs(added=(None,))) != earlier

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.evaluate.fidelity.reference_set import ReferenceSet, activations, identity
+from caveat.evaluate.fidelity.reference_set import ReferenceSet, activations, identity, in_use
 from caveat.evaluate.fidelity.wasserstein import one_against_others, wasserstein
 from caveat.evaluate.metrics import Columns, Score, mean_and_stderr
 from caveat.evaluate.predictions import row_blocks
@@ -234,7 +234,8 @@ def _differences(posterior: Posterior, reference: Posterior | ReferenceSet) -> t
     """Say where the two are not about the same model, so that the distance is not one between methods alone."""
     ours = identity(posterior.network)
     if isinstance(reference, ReferenceSet):
-        theirs, module = dict(reference.facts["identity"]), reference.facts["network"]
+        theirs = {name: in_use(text) for name, text in reference.facts["identity"].items()}
+        module = reference.facts["network"]
     else:
         theirs, module = identity(reference.network), str(reference.network.module)
     kinds = [activations(text) for text in (str(posterior.network.module), module)]

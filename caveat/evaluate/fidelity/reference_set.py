@@ -165,13 +165,18 @@ def identity(network: Network) -> dict[str, str]:
     return {"weights": str(shapes), "likelihood": _text(network.likelihood), "prior": _text(network.prior)}
 
 
+def in_use(text: str) -> str:
+    """The text of a dataclass without the knobs that are None: a stored one may be from before they were there."""
+    return re.sub(r"\w+=None(, )?", "", text).replace(", )", ")")
+
+
 def activations(module: str) -> str:
     """List the kinds of activations in the text of a module; the list is empty where no activation is a module."""
     return ", ".join(dict.fromkeys(kind for kind in re.findall(r"(\w+)\(", module) if kind in _ACTIVATIONS))
 
 
 def _text(value: Any) -> str:
-    text = repr(value).replace(", next_token=None", "")  # a knob that stored references know nothing of
+    text = in_use(repr(value))
     return text if len(text) < 200 else f"{type(value).__name__} {settings_digest(value)[:12]}"
 
 
