@@ -75,6 +75,8 @@ LINES = {
     "ensemble of 5": "#2e8b57",
     "SGHMC": "#c1440e",
 }
+MIXED = 1.1  # the largest R-hat of predictions of chains that a table shows without a mark
+UNMIXED = " †"
 Key = tuple[str, str, int, str, float | None]  # label, problem, seed, shift, severity
 
 
@@ -243,7 +245,8 @@ def _clean(found: Results, label: str, base: str) -> list[str]:
     cells = []
     for name in PROBLEMS:
         nll = found.values(label, name, "nll")
-        cells += [shown(found.values(label, name, "accuracy")), shown(nll)]
+        mark = UNMIXED if max(found.values(label, name, "rhat_function").values(), default=1.0) > MIXED else ""
+        cells += [shown(found.values(label, name, "accuracy")), shown(nll) + mark]
         cells += [shown(less(nll, found.values(base, name, "nll")), "+.3f").replace("±+", "±")]
     return cells if any(cells) else []
 
