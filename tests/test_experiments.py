@@ -115,7 +115,9 @@ def test_tables_of_a_posterior_compared_with_hmc(
 ) -> None:
     tables = script("hmc/tables.py")
     tables.summarise(tables.Results.of_csv(EXPERIMENTS / "hmc" / "results.csv"))
-    assert "| 0.03 | 0.972 | 0.113 | -0.019 |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| 0.03 | 0.972 | 0.113 † | -0.019 |" in shown, "its chains have not mixed"
+    assert "| 0.3 | 0.972 | 0.122 | -0.010 |" in shown
     out = quick("hmc/posteriors.toml", tmp_path, "digits/*/mc_dropout/0", "digits/*/wide_hmc, temperature 0.1/0")
     found = tables.Results.of_bench(out)
     assert set(found.values("mc_dropout", "digits", "total_variation", "corrupted")) == {0}
