@@ -4,6 +4,7 @@
 
     kernels             y = W x for W given by values and places, and the gradient at those places
     substitute          a network with such layers in place of its own
+    weight_reads        the weight of such a layer for a module that reads it
     weight_layout       their weights in flat tensors, and where each is in its whole weight
     densities           how many weights each layer has, when some are exchanged, and how many
     removal_criteria    which weights of a factorised Gaussian are worth keeping
@@ -40,7 +41,14 @@ from caveat.engine.sparse.densities import (
 from caveat.engine.sparse.exchange import Exchange, NoExchange, StepBatch
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import CRITERIA, Criterion, keep_scores
-from caveat.engine.sparse.substitute import Substitute, left_out, plain_layers, sparse_layers, substitute_and_means
+from caveat.engine.sparse.substitute import (
+    Noise,
+    Substitute,
+    left_out,
+    plain_layers,
+    sparse_layers,
+    substitute_and_means,
+)
 from caveat.engine.sparse.weight_layout import (
     ActiveWeights,
     WeightLayout,
@@ -61,6 +69,7 @@ __all__ = [
     "LayerCost",
     "LayerGeometry",
     "NoExchange",
+    "Noise",
     "Schedule",
     "Scheme",
     "StepBatch",

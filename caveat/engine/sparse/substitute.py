@@ -2,6 +2,7 @@
 
     y = sum_k m_k x_k + b                                                 point weights
     y ~ N(sum_k m_k x_k, sum_k s_k^2 x_k^2) + b, a draw a row             local reparameterisation (Kingma et al. 2015)
+    y = sum_k (m_k + s_k z_k) x_k + b, one z for all rows                 where a module reads the weight itself
 
 The weights of all layers lie one after the other in flat tensors, so that an optimiser, a file and a change of which
 weights there are see one tensor each. Biases and every other parameter stay as they are, without a posterior.
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from caveat.batches import Inputs
 from caveat.engine.sparse.kernels import Collector, LayerGeometry, Pattern, apply, apply_pair
 from caveat.engine.sparse.weight_layout import WeightLayout, weight_name
+from caveat.engine.sparse.weight_reads import WeightRead
 from caveat.network import Network, Params
+from caveat.randomness import seeded
 
 __all__ = [
     "LayerGeometries",
+    "Noise",
     "SparseLayer",
     "Substitute",
     "left_out",
@@ -29,6 +34,7 @@ __all__ = [
     "substitute_and_means",
 ]
 
+Noise = Callable[[Tensor], Tensor]  # draws standard normals as randn_like does
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 NARROW = 48  # channels of convolutions that are taken together on a GPU, measured on an H200; with 64 it is slower
@@ -71,7 +77,9 @@ class SparseLayer(nn.Module):
         self.pattern: Pattern | None = None
         self.collect: Collector | None = None
         self.calls = 0  # since a collector was set
-        self.noise: Callable[[Tensor], Tensor] | None = None  # draws noise as randn_like does; None for torch's own
+        self.noise: Noise | None = None  # of outputs; None for torch's own
+        self.weight_noise: Noise | None = None  # of weights, where a module reads them
+        self._read: tuple[Tensor, Tensor] | None = None  # the values that were read last, and the whole weight of them
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, ...]; with variances, a draw of them."""
@@ -118,15 +126,43 @@ class SparseLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The whole weight, for a module that reads it instead of calling the layer, as torch's Transformer may."""
+        """The whole weight, for a module that reads it instead of calling the layer; with variances a draw of it.
+
+        The draw is made when it is first computed with, and is the same until the layer is told its weights anew.
+        """
+        if self.variance is None and self.collect is None:
+            return self._whole(self.values)
+        if torch.compiler.is_compiling():
+            return self._weight_read()
+        return WeightRead.of(self.values, self.geometry.shape, self._weight_read)
+
+    def _weight_read(self) -> Tensor:
+        """The whole weight at these values, or a draw of it, once for all who read it."""
+        if self._read is not None and self.was_read:
+            return self._read[1]
+        drawn = self.values
         if self.variance is not None:
-            raise ValueError(
-                "a module takes the weight of a layer instead of calling the layer, so that its outputs cannot be "
-                "drawn: leave that layer out with parameters=, or, where this came from a prediction, use "
-                "prediction='draws'"
-            )
-        whole = self.pattern is None or self.values.ndim > 1
-        return self.values if whole else self.pattern.whole(self.values)  # type: ignore[union-attr]
+            draw = torch.randn_like if self.weight_noise is None else self.weight_noise
+            drawn = torch.addcmul(drawn, (self.variance + _TINY).sqrt(), draw(drawn))
+        whole = self._whole(drawn)
+        self.calls += self.collect is not None
+        if self.collect is not None and whole.requires_grad:
+            whole.register_hook(self.collect)
+        self._read = (self.values, whole)
+        return whole
+
+    def _whole(self, values: Tensor) -> Tensor:
+        """The whole weight with these values."""
+        return values if self.pattern is None or values.ndim > 1 else self.pattern.whole(values)
+
+    @property
+    def was_read(self) -> bool:
+        """Whether a module has computed with the weight since the layer was told its present one."""
+        return self._read is not None and self._read[0] is self.values
+
+    def forget(self, nothing: Tensor) -> None:
+        """Let go of weights, which would otherwise be kept, or be outputs of a graph that a pass is compiled to."""
+        self.values, self.variance, self._read = nothing, None, None
 
 
 def dense_pair(
@@ -248,10 +284,18 @@ class Substitute:
         for name, layer in self.layers.items():
             layer.collect, layer.calls = collectors.get(name), 0
 
-    def draw_noise(self, noise: Callable[[Tensor], Tensor] | None) -> None:
-        """Set the function that draws the layers' noise; None for torch's global generator."""
+    def draw_noise(self, of_outputs: Noise | None, of_weights: Noise | None = None) -> None:
+        """Set the functions that draw noise, for outputs and for weights that are read; None for torch's own."""
         for layer in self.layers.values():
-            layer.noise = noise
+            layer.noise, layer.weight_noise = of_outputs, of_weights
+
+    def read_in_training(self, x: Inputs) -> set[str]:
+        """The layers whose weights a training pass computes with beside the layers' own calls; nothing is changed."""
+        self.collect(dict.fromkeys(self.layers, lambda gradient: None))  # weights that are read are then noticed
+        with torch.no_grad(), seeded(0, self.network.device):
+            self.network({}, x, train=True)
+        self.collect({})
+        return {name for name, layer in self.layers.items() if layer.was_read}
 
     def rest(self) -> Params:
         """Copies of the selected parameters beside the layers' weights, and of all buffers."""

@@ -13,7 +13,16 @@ from caveat.engine.training import BatchPart
 from caveat.network import Network
 from caveat.priors import gaussian_precisions
 
-__all__ = ["check_fine", "gaussian_kl", "kl_weight_for", "noise_of_batch", "precisions", "std_rate_for", "warm_up"]
+__all__ = [
+    "check_fine",
+    "gaussian_kl",
+    "kl_weight_for",
+    "noise_of_batch",
+    "noise_of_weights",
+    "precisions",
+    "std_rate_for",
+    "warm_up",
+]
 
 
 def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tensor | None = None) -> Tensor:
@@ -59,11 +68,7 @@ def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable
     """A function that draws standard normals as one process would for the whole batch, for this rank's rows."""
 
     def draw(like: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
-            raise ValueError(
-                "the network computes activations again in its backward pass (torch.utils.checkpoint), where the noise "
-                "would be another one: switch gradient checkpointing off in the module"
-            )
+        _refuse_in_backward()
         times, rest = divmod(len(like), rows)  # a module may have folded another axis into the rows
         total, start = (len(like), 0) if rest else (times * part.batch_rows, times * part.start)
         shape = (total, *like.shape[1:])
@@ -71,6 +76,24 @@ def noise_of_batch(rows: int, part: BatchPart, rng: torch.Generator) -> Callable
         return whole[start : start + len(like)]
 
     return draw
+
+
+def noise_of_weights(rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """A function that draws standard normals for weights, the same on every rank."""
+
+    def draw(like: Tensor) -> Tensor:
+        _refuse_in_backward()
+        return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
+
+    return draw
+
+
+def _refuse_in_backward() -> None:
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
+        raise ValueError(
+            "the network computes activations again in its backward pass (torch.utils.checkpoint), where the noise "
+            "would be another one: switch gradient checkpointing off in the module"
+        )
 
 
 def warm_up(highest: float, share: float) -> Callable[[float], float]:

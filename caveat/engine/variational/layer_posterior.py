@@ -234,7 +234,8 @@ class LayerPredictor:
         with torch.no_grad(), self._substitutes.lent() as substitute:
             if self._local:
                 seed = int(torch.randint(2**62, (), generator=rng))
-                substitute.draw_noise(partial(_normals_like, torch.Generator(device).manual_seed(seed)))
+                draw = partial(_normals_like, torch.Generator(device).manual_seed(seed))
+                substitute.draw_noise(draw, draw)
             for _ in range(n):
                 if self._local and state.log_std is not None:
                     substitute.use(state.mean, (2 * state.log_std).exp())

@@ -22,6 +22,7 @@ from caveat.engine.sparse import (
     Exchange,
     FlopsByCounts,
     NoExchange,
+    Noise,
     StepBatch,
     Substitute,
     WeightLayout,
@@ -37,7 +38,7 @@ from caveat.engine.training import (
     total_steps,
     warn_if_nothing_was_learned,
 )
-from caveat.engine.variational.bound import check_fine, gaussian_kl, noise_of_batch, precisions
+from caveat.engine.variational.bound import check_fine, gaussian_kl, noise_of_batch, noise_of_weights, precisions
 from caveat.engine.variational.layer_posterior import LayerState
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
@@ -210,7 +211,7 @@ class LayerTraining:
             for number, (x, y) in enumerate(task.train.batches(batches, device)):
                 for sign in (1.0, -1.0):
                     seed = self.run.seed + pair * len(batches) + number
-                    self.substitute.draw_noise(_signed_noise(sign, count_rows(x), seed, device))
+                    self.substitute.draw_noise(*_signed_noise(sign, count_rows(x), seed, device))
                     with seeded(seed, device):  # for randomness inside the module
                         outputs = self._plain_pass(x, self.mean, self.weights.variance())
                     value = -task.log_joint(outputs, y, {}, variables.hyper, batch_rows=len(some), share=0.0)
@@ -256,7 +257,7 @@ class LayerTraining:
         loss = partial(self._minus_log_likelihood, y=y, part=part)
         self.exchange.begin(self.step, StepBatch(x, loss, partial(self._pass_at_the_means, x, y, part)))
         if self.run.ranks.size > 1 or not self.training.compile:
-            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng))
+            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng), noise_of_weights(rng))
         variance = self.weights.variance()
         outputs, value = self._outputs(x, y, part, variance)
         if self.decay is None:
@@ -308,7 +309,7 @@ class LayerTraining:
         self.substitute.use_joined(mean, variance)
         outputs = self.substitute.network.training_pass(x)
         for layer in self.substitute.layers.values():
-            layer.values, layer.variance = self._nothing, None
+            layer.forget(self._nothing)
         return outputs
 
     def _pass_at_the_means(self, x: Inputs, y: Tensor, part: BatchPart) -> None:
@@ -356,7 +357,8 @@ class LayerTraining:
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
 
 
-def _signed_noise(sign: float, rows: int, seed: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """What draws the noise of one whole batch, or its opposite."""
-    draw = noise_of_batch(rows, BatchPart(0, rows, 1.0), torch.Generator(device).manual_seed(seed))
-    return lambda like: sign * draw(like)
+def _signed_noise(sign: float, rows: int, seed: int, device: torch.device) -> tuple[Noise, Noise]:
+    """What draws the noise of one whole batch and of its weights, or their opposites."""
+    rng = torch.Generator(device).manual_seed(seed)
+    draw, of_weights = noise_of_batch(rows, BatchPart(0, rows, 1.0), rng), noise_of_weights(rng)
+    return lambda like: sign * draw(like), lambda like: sign * of_weights(like)

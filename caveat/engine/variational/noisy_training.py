@@ -24,7 +24,7 @@ from caveat.engine.training import (
     total_steps,
     warn_if_nothing_was_learned,
 )
-from caveat.engine.variational.bound import check_fine, noise_of_batch
+from caveat.engine.variational.bound import check_fine, noise_of_batch, noise_of_weights
 from caveat.engine.variational.unit_noise import factors_of
 from caveat.engine.variational.units import Units
 from caveat.likelihoods import Hyper, learned_noise
@@ -139,7 +139,7 @@ class NoisyTraining:
         if not self.begun:  # the step may have come from a file
             self.begun, self.step = True, int(self.variables.extra["step"])
         if self.run.ranks.size > 1 or not self.training.compile:
-            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng))
+            self.substitute.draw_noise(noise_of_batch(count_rows(x), part, rng), noise_of_weights(rng))
         module = self.substitute.network.module
         if not module.training:
             module.train()

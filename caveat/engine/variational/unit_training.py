@@ -14,6 +14,7 @@ from torch import Tensor
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import (
     ActiveWeights,
+    LayerGeometry,
     Scheme,
     Substitute,
     WeightLayout,
@@ -53,13 +54,30 @@ class UnitNetwork:
 def unit_network(task: Task, params: Params, run: Run) -> UnitNetwork:
     """The substitute at the start's weights, with its units."""
     network = task.network.to(run.device)
-    layers = sparse_layers(network)
+    layers = _layers_that_are_called(task, params, sparse_layers(network), run)
     units, why = find_units(network, layers, task.example(run.device))
     if why is not None:
         run.warnings.append(f"no channels are taken out, only single inputs of linear layers: {why}")
     layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
     substitute, mean = substitute_and_means(network, params, layout)
     return UnitNetwork(network, layout, substitute, mean, units, scale_inputs(substitute, units))
+
+
+def _layers_that_are_called(
+    task: Task, params: Params, layers: dict[str, LayerGeometry], run: Run
+) -> dict[str, LayerGeometry]:
+    """The layers without those whose weights a module reads itself: what these multiply is not theirs to scale."""
+    network = task.network.to(run.device)
+    sizes = {name: geometry.size for name, geometry in layers.items()}
+    substitute, mean = substitute_and_means(network, params, random_layout(layers, sizes, run))
+    substitute.use(mean)
+    read = substitute.read_in_training(task.example(run.device))
+    if read == set(layers):
+        raise ValueError(
+            f"modules read the weights of {', '.join(sorted(read)[:3])} instead of calling these layers, so that their "
+            "inputs cannot be given noise: VariationalDropout prunes single weights"
+        )
+    return {name: geometry for name, geometry in layers.items() if name not in read}
 
 
 @dataclass(frozen=True)
