@@ -29,7 +29,7 @@ class WeightRead(Tensor):
     def of(like: Tensor, shape: tuple[int, ...], make: Callable[[], Tensor]) -> "WeightRead":
         """A weight of the type and device of `like` whose numbers `make` gives, the same each time that it is asked."""
         tracked = like.requires_grad and torch.is_grad_enabled()
-        read: WeightRead = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        read: WeightRead = Tensor._make_wrapper_subclass(
             WeightRead, shape, dtype=like.dtype, device=like.device, requires_grad=tracked
         )
         read.make = make
@@ -45,7 +45,7 @@ class WeightRead(Tensor):
         return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse operations that come here past `__torch_function__`: gradients would be lost."""
         raise TypeError(
             f"{func} is called on the weight of a variational layer in a way that its draw cannot follow: leave that "
