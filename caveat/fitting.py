@@ -18,7 +18,7 @@ from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, RunFile, digest_of_finished
-from caveat.engine.training import warn_if_no_optimum
+from caveat.engine.training import check_against_marginals, warn_if_no_optimum
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
@@ -175,9 +175,14 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
 
 
 def _finished(method: Method, state: State, info: Info, task: Task, run: Run) -> Posterior:
-    """The posterior, with what it cost."""
+    """The posterior, with what it gains over the marginals and what it cost."""
+    network = task.network.to(run.device)
+    detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
+    posterior = Posterior(method, detached, network, info)
+    gained = check_against_marginals(_moved(task, run.device), posterior.predict, method.default_draws, run)
     info = dataclasses.replace(
         info,
+        diagnostics=info.diagnostics | ({} if gained is None else {"against_marginals": gained}),
         warnings=list(dict.fromkeys(run.warnings)),
         seconds=run.seconds(),
         peak_bytes=peak_bytes(run.device),
@@ -186,10 +191,9 @@ def _finished(method: Method, state: State, info: Info, task: Task, run: Run) ->
         stored_bytes=stored_bytes(state),
         seed=run.seed,
         versions=_versions(),
-        forward=forward_probe(task.network.to(run.device), task.example(run.device)),
+        forward=forward_probe(network, task.example(run.device)),
     )
-    detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
-    return Posterior(method, detached, task.network.to(run.device), info)
+    return dataclasses.replace(posterior, info=info)
 
 
 def _check_kinds(method: Any, start: Any) -> None:

@@ -5,6 +5,7 @@
     side_by_side           several loops at the same time on one GPU
     point_training         weights and noise that maximise log p(D, theta)
     arrival                whether weights are at an optimum: what one step along the gradient would still gain
+    marginals              whether what was fitted predicts better than the targets' marginals; asked after every fit
     batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
     temperature_scaling    one number that makes a trained network as sure as it should be
 
@@ -15,7 +16,8 @@ from caveat.engine.training.arrival import gain_left, warn_if_no_optimum
 from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics, statistic_names
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
-from caveat.engine.training.point_training import PointTraining, train_point, train_points, warn_if_nothing_was_learned
+from caveat.engine.training.marginals import check_against_marginals
+from caveat.engine.training.point_training import PointTraining, train_point, train_points
 from caveat.engine.training.temperature_scaling import fit_temperature
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "PointTraining",
     "Training",
     "Variables",
+    "check_against_marginals",
     "fit_temperature",
     "gain_left",
     "has_batchnorm",
@@ -36,5 +39,4 @@ __all__ = [
     "train_point",
     "train_points",
     "warn_if_no_optimum",
-    "warn_if_nothing_was_learned",
 ]

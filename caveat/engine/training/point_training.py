@@ -21,7 +21,7 @@ from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "PointTraining", "train_point", "train_points", "warn_if_nothing_was_learned"]
+__all__ = ["Forward", "Point", "PointTraining", "train_point", "train_points"]
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -177,7 +177,6 @@ class PointTraining:
         moved = {name: t for name, t in variables.buffers.items() if name in self._owned}
         params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
         hyper = self.task.fitted_hyper(self.network, params, self.task.validation)
-        warn_if_nothing_was_learned(self.task, self.network, params, hyper, self.run)
         point = Point(params, hyper, history)
         taken = point.report()["taken_epoch"]
         if self._is_optimum and taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose
@@ -187,22 +186,6 @@ class PointTraining:
 
 def _plain_pass(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
     return trainee.training_pass(x)
-
-
-def warn_if_nothing_was_learned(task: Task, network: Network, params: Params, hyper: Hyper, run: Run) -> None:
-    """Warn if a trained network is no better than one that knows only the frequencies of the labels."""
-    some = task.train.part(torch.linspace(0, task.n - 1, min(task.n, 2000), dtype=torch.float64).long())
-    reached = float(task.log_likelihood(network, params, hyper, some))
-    if reached < task.baseline:
-        other = (
-            ""
-            if getattr(network.likelihood, "standardise", True)
-            else f", or {type(network.likelihood).__name__}(standardise=True)"
-        )
-        run.warnings.append(
-            f"training ended no better than the label marginals (log likelihood {reached:.3f} a row against "
-            f"{task.baseline:.3f}): train longer or at another learning rate{other}"
-        )
 
 
 def _written_buffers(task: Task, network: Network) -> list[str]:

@@ -36,7 +36,6 @@ from caveat.engine.training import (
     optimise,
     steps_per_epoch,
     total_steps,
-    warn_if_nothing_was_learned,
 )
 from caveat.engine.variational.bound import check_fine, gaussian_kl, noise_of_batch, noise_of_weights, precisions
 from caveat.engine.variational.layer_posterior import LayerState
@@ -185,8 +184,6 @@ class LayerTraining:
         self._take_up()
         substitute.use(self.mean.detach())
         hyper = task.fitted_hyper(substitute.network, {}, task.validation)
-        if self.training.epochs != 0:
-            warn_if_nothing_was_learned(task, substitute.network, {}, hyper, self.run)
         log_std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), log_std, substitute.rest(), hyper, history)
 

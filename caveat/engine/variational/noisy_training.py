@@ -22,7 +22,6 @@ from caveat.engine.training import (
     Variables,
     optimise,
     total_steps,
-    warn_if_nothing_was_learned,
 )
 from caveat.engine.variational.bound import check_fine, noise_of_batch, noise_of_weights
 from caveat.engine.variational.unit_noise import factors_of
@@ -118,8 +117,6 @@ class NoisyTraining:
         pruned()
         network = self.substitute.network
         hyper = self.task.fitted_hyper(network, {}, self.task.validation)
-        if self.training.epochs != 0:
-            warn_if_nothing_was_learned(self.task, network, {}, hyper, self.run)
         return self.substitute.rest(), hyper
 
     def _decay(self) -> dict[str, float] | None:
