@@ -26,7 +26,7 @@ from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
 from caveat.network import Network, Params, fingerprint_of, without_autocast
-from caveat.predictive import Predictive
+from caveat.predictive import Calibration, ConformalScore, Conformity, Predictive
 from caveat.rows import Data, Rows
 from caveat.storage import (
     FORMAT,
@@ -57,6 +57,7 @@ class Posterior:
     state: State
     network: Network
     info: Info
+    calibration: Calibration | None = None  # by which intervals and sets hold targets as often as they say
 
     def __repr__(self) -> str:
         weights, seconds = self.network.n_parameters, self.info.seconds
@@ -88,7 +89,7 @@ class Posterior:
         if draws is None and self.method.closed_form(self.network.likelihood):
             mean, covariance = self.moments(x)
             variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
-            return self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"])
+            return self._calibrated(self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"]))
         rng = torch.Generator().manual_seed(seed)
         with _shapes_in_errors(x), without_autocast(self.network.device):
             what = f"{n:,} draws for {count_rows(x):,} rows"
@@ -98,7 +99,10 @@ class Posterior:
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
         with _shapes_in_errors(x):
-            return self.network.likelihood.predictive(outputs, hyper)
+            return self._calibrated(self.network.likelihood.predictive(outputs, hyper))
+
+    def _calibrated(self, prediction: Any) -> Predictive:
+        return prediction if self.calibration is None else dataclasses.replace(prediction, calibration=self.calibration)
 
     def moments(self, x: Inputs, *, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean of the outputs, [B, ...], and their covariance, where the method has them in closed form.
@@ -141,7 +145,37 @@ class Posterior:
             warnings=list(dict.fromkeys([*self.info.warnings, *run.warnings])),
             diagnostics=diagnostics | {"updated_with_rows": rows_before + len(rows)},
         )
-        return dataclasses.replace(self, state=state, info=info)
+        return dataclasses.replace(self, state=state, info=info, calibration=None)
+
+    def calibrate(
+        self, data: Data, *, score: ConformalScore | None = None, randomised: bool | None = None, seed: int = 0
+    ) -> "Posterior":
+        """This posterior with intervals and sets of labels that hold the target as often as they say.
+
+        By split conformal prediction: `interval(level)` and `label_set(level)` of its predictions then hold the targets
+        of rows like these with probability `level`, on average over rows, whatever the fit was; all else that is
+        predicted stays. See docs/coverage.md. Predict with the same number of draws as here, the method's own.
+
+        Args:
+            data: rows with targets that neither the weights nor a tuning has seen.
+            score: what targets are scored by: for numbers `"deviation"` (unless given) or `"quantile"`, for classes
+                `"aps"` (unless given), `"raps"` or `"probability"`.
+            randomised: whether the sets of `"aps"` and `"raps"` are drawn, which makes them hold as often as they say
+                and no more often (unless given they are); else the most probable label is always in them.
+            seed: of the draws of the posterior, and of sets.
+        """
+        plain = dataclasses.replace(self, calibration=None)
+        conformity = Conformity.chosen(self.network.likelihood.kind, score, randomised)
+        return dataclasses.replace(
+            self, calibration=Calibration.of(conformity, plain._scores(Rows(data), conformity, seed))
+        )
+
+    def _scores(self, rows: Rows, conformity: Conformity, seed: int) -> Iterator[Tensor]:
+        """How badly the targets of rows fit, [N, D], a piece of the rows at a time."""
+        rng = torch.Generator().manual_seed(seed + 2**32)  # other numbers than those that sets are drawn with
+        for x, y in rows.ordered(max(rows.batch_size, 1024)):
+            self.network.likelihood.check_targets(y)
+            yield self.predict(x, seed=seed).calibration_scores(y.to(self.network.device), conformity, rng)
 
     @functools.cached_property
     def _networks(self) -> Replicas[Network]:
@@ -223,6 +257,7 @@ class Posterior:
             "method": encode(self.method, tensors, "method"),
             "likelihood": encode(self.network.likelihood, tensors, "likelihood"),
             "prior": encode(self.network.prior, tensors, "prior"),
+            "calibration": encode(self.calibration, tensors, "calibration"),
         }
         # Frozen parameters and buffers are part of the function, and a model built anew would not have them.
         groups = {f"state.{g}": t for g, t in self.state.items()} | {
@@ -300,7 +335,7 @@ def load(
             f"{folder} is a posterior of another model: its parameters have the same names and shapes, but this model "
             "computes something else with them (another activation, or another order of layers?)"
         )
-    posterior = Posterior(described["method"], state, network, info)
+    posterior = Posterior(described["method"], state, network, info, described["calibration"])
     return posterior.to(network.device if device is None else device)
 
 
@@ -358,20 +393,28 @@ class _PosteriorFile:
     info: Info
     note: dict[str, Any]
     base: _Base | None = None
+    calibration: dict[str, Any] | None = None
 
 
 def _described(content: _PosteriorFile, tensors: Params, classes: list[type]) -> dict[str, Any]:
-    """The method, the likelihood and the prior; a file that this version wrote has all of their knobs."""
+    """The method, likelihood, prior and calibration; a file that this version wrote has all of their knobs."""
     from caveat import __version__  # the package imports this module first
 
     complete = content.info.versions.get("caveat") == __version__
     known = {"method": _method_classes(content.method, classes), "likelihood": classes, "prior": classes}
+    known["calibration"] = [Calibration, Conformity]
     described = {
         key: decode(getattr(content, key), tensors, [*_likelihoods_and_priors(), *named], complete=complete)
         for key, named in known.items()
     }
     if Method not in type(described["method"]).__mro__:
         raise CorruptFile(f"{type(described['method']).__name__} is not a method")
+    calibration = described["calibration"]
+    if calibration is not None:
+        if not isinstance(calibration, Calibration):
+            raise CorruptFile(f"{type(calibration).__name__} is not a calibration")
+        if not calibration.conformity.is_for(described["likelihood"].kind):
+            raise CorruptFile(f"{calibration!r} does not go with {type(described['likelihood']).__name__}")
     return described
 
 

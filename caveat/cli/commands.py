@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union
 from caveat.cli.bench import Bench
 from caveat.cli.demo import Demo
 from caveat.cli.diagnose import Diagnose
-from caveat.cli.evaluate import Evaluate
+from caveat.cli.evaluate import Calibrate, Evaluate
 from caveat.cli.fit import Fit
 from caveat.cli.methods import Methods
 from caveat.cli.predict import Predict
@@ -28,6 +28,7 @@ __all__ = ["VERBS", "commands", "method_summaries", "tensors_from_files"]
 PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "demo": Demo,
     "predict": Predict,
+    "calibrate": Calibrate,
     "evaluate": Evaluate,
     "report": Report,
     "methods": Methods,
@@ -80,7 +81,7 @@ def commands(arguments: Sequence[str]) -> tuple[Any, dict[type, Callable[[Any], 
         fits = Union[tuple(leaf(name, Fit, methods.get(name), about=line) for name, line in lines.items())]  # noqa: UP007
         fits = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
     leaves["fit"] = fits
-    order = ("demo", "fit", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
+    order = ("demo", "fit", "calibrate", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
 
 

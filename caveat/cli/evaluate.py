@@ -1,11 +1,17 @@
-"""`caveat evaluate`: from posteriors to their predictions and scores."""
+"""`caveat evaluate` and `caveat calibrate`: scores, and intervals that hold, by rows that no fit has seen.
 
+Posteriors of which one was calibrated with some test rows are all scored on the others.
+"""
+
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from caveat.cli.verb import Common, Verb
+from caveat.knobs import Range, check_knobs
 
-__all__ = ["Evaluate"]
+__all__ = ["Calibrate", "Evaluate"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Evaluate(Verb):
             if source not in shown:
                 common.show_data(source, data)
             shown.add(source)
+            data = _left_by_calibration(self.posteriors, source, data)
             tests = sets.conditions(
                 data, angles=self.rotate, shifts=shifts, ood=self.ood, data_dir=self.data_dir, seed=common.seed
             )
@@ -62,3 +69,69 @@ class Evaluate(Verb):
         report.write_csv(runs, self.out / "results.csv")
         content = {run.label: {s.name: {k: v.mean for k, v in s.metrics.items()} for s in run.data} for run in runs}
         common.show(content, report.format_text(report.table(runs)))
+
+
+@dataclass(frozen=True)
+class Calibrate(Verb):
+    """Make a posterior's intervals and sets hold as often as they say, by rows that it was not fitted to."""
+
+    posterior: Path  # a folder that `caveat fit` wrote
+    out: Path  # the calibrated posterior's folder
+    data: str | None = None  # a data set whose test rows are used; the posterior's own unless given
+    data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
+    model: str | None = None  # takes the place of the stored one: file.py:function, or a name
+    share: Annotated[float, Range(0, 1, open_low=True)] = 0.5  # of the rows; `evaluate` scores the others
+    score: Literal["auto", "deviation", "quantile", "aps", "raps", "probability"] = "auto"  # see docs/coverage.md
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+    def run(self, common: Common) -> None:
+        """Calibrate, and save with the recipe and with which rows it was."""
+        from caveat.recipe import data_of, read_posterior
+        from caveat.storage import read_json
+
+        if self.out.exists():
+            raise FileExistsError(f"--out {self.out} exists: choose another folder")
+        posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
+        source = self.data or recipe.data
+        data = data_of(recipe, self.data, self.data_dir)
+        common.show_data(source, data)
+        rows = _rows(data.test, _drawn(len(data.test), self.share, common.seed))
+        calibrated = posterior.calibrate(rows, score=None if self.score == "auto" else self.score, seed=common.seed)
+        note = read_json(self.posterior / "posterior.json")["note"]
+        of_rows = {"data": source, "share": self.share, "seed": common.seed}
+        calibrated.save(self.out, note=note | {"calibrated_with": of_rows})
+        content = {"out": str(self.out), "rows": len(rows), "score": calibrated.calibration.conformity.score}  # type: ignore[union-attr]
+        common.show(content, f"{content['score']} of {len(rows)} rows -> {self.out}")
+
+
+def _left_by_calibration(folders: tuple[Path, ...], source: str, data: Any) -> Any:
+    """The data without the test rows that any of some posteriors was calibrated with, so that all have the same."""
+    import torch
+
+    from caveat.storage import read_json
+
+    left = torch.ones(len(data.test), dtype=torch.bool)
+    for folder in folders:
+        used = read_json(folder / "posterior.json")["note"].get("calibrated_with", {})
+        if used.get("data") == source:
+            left[_drawn(len(left), used["share"], used["seed"])] = False
+    if not left.any():
+        raise ValueError(f"every test row of {source} has calibrated one of the posteriors: none is left to score")
+    return data if left.all() else dataclasses.replace(data, test=_rows(data.test, left))
+
+
+def _drawn(count: int, share: float, seed: int) -> Any:
+    """A share of that many rows, drawn by a seed."""
+    import torch
+
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[: round(share * count)].sort().values
+
+
+def _rows(data: Any, chosen: Any) -> Any:
+    """Some rows of a data set of tensors."""
+    from torch.utils.data import TensorDataset
+
+    return TensorDataset(*(tensor[chosen] for tensor in data.tensors))

@@ -7,16 +7,22 @@ last. `columns(targets)` flattens all of it to one row a decision: what is writt
 
 Regression is scored by the continuous ranked probability score, in the units of the target:
 CRPS(F, y) = integral (F(t) - 1[y <= t])^2 dt = E|Y - y| - E|Y - Y'| / 2 with Y, Y' ~ F independent.
+
+A prediction of a calibrated posterior carries the calibration, by which its intervals and sets of labels are made.
 """
 
+from caveat.predictive.calibration import Calibration, ConformalScore, Conformity, Kind
 from caveat.predictive.classification import BernoulliPredictive, CategoricalPredictive
 from caveat.predictive.next_labels import next_labels
-from caveat.predictive.protocol import Kind, Predictive
+from caveat.predictive.protocol import Predictive
 from caveat.predictive.regression import GaussianPredictive, PoissonPredictive, RegressionPredictive
 
 __all__ = [
     "BernoulliPredictive",
+    "Calibration",
     "CategoricalPredictive",
+    "ConformalScore",
+    "Conformity",
     "GaussianPredictive",
     "Kind",
     "PoissonPredictive",

@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from caveat.predictive.calibration import Calibration, Conformity, Kind, label_scores
 from caveat.predictive.next_labels import next_labels
-from caveat.predictive.protocol import Kind, log_mean_exp, prediction_line, row_numbers, shaped
+from caveat.predictive.protocol import log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive"]
 
@@ -20,6 +21,7 @@ class CategoricalPredictive:
     log_samples: Tensor  # [S, B, ..., C] log probabilities of each draw
     ignore_index: int = -100
     next_token: bool = False  # whether a position's target is the label of the next position
+    calibration: Calibration | None = None
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
@@ -77,6 +79,26 @@ class CategoricalPredictive:
         index = targets.masked_fill(ignored, 0).unsqueeze(-1)
         return self._log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
 
+    def label_set(self, level: float = 0.9, *, seed: int = 0) -> Tensor:
+        """Which labels are in the set that holds the right one with probability `level`, [B, ..., C] of yes and no.
+
+        After `posterior.calibrate` that is so of rows like those of calibration. A randomised set may then be empty:
+        where more than `level` of the first guesses are right, a set that is never empty is right too often. Without a
+        calibration these are the fewest labels that the posterior gives `level` of the probability to.
+        """
+        if self.calibration is None:
+            return _credible_set(self.probs, level)
+        bound = self.calibration.bound(level).to(self.probs.device)[0]
+        return _within(self._log_probs, self.calibration, bound, seed)
+
+    def calibration_scores(self, targets: Tensor, like: Conformity, rng: torch.Generator) -> Tensor:
+        """How badly each target fits its prediction, [N, 1], as `like` scores it; ignored ones are left out."""
+        labels = self.decisions(targets)
+        self.log_prob(targets)  # refuses labels that there are not
+        counted = labels != self.ignore_index
+        scores = label_scores(self._log_probs, like, _uniform(labels, rng))
+        return scores[counted].gather(-1, labels[counted].unsqueeze(-1))
+
     def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
         """Probabilities and their decomposition, one row a decision; ignored targets are left out."""
         table = {
@@ -86,6 +108,8 @@ class CategoricalPredictive:
             "aleatoric": self.aleatoric.flatten(),
             "epistemic": self.epistemic.flatten(),
         }
+        if self.calibration is not None:
+            table["set_90"] = self.label_set(0.9).flatten(0, -2)
         if targets is None:
             return table
         labels = self.decisions(targets).flatten()
@@ -99,6 +123,7 @@ class BernoulliPredictive:
     """Yes or no, for one label or for several independent ones."""
 
     logits: Tensor  # [S, B, ...] of each draw
+    calibration: Calibration | None = None
     kind: ClassVar[Kind] = "classification"
 
     def __repr__(self) -> str:
@@ -143,12 +168,50 @@ class BernoulliPredictive:
         """Log probability of each target (one a label)."""
         return self._both.log_prob(targets)
 
+    def label_set(self, level: float = 0.9, *, seed: int = 0) -> Tensor:
+        """Whether no, and whether yes, is in the set that holds the answer with probability `level`, [B, ..., 2].
+
+        Each of several labels has a set and a calibration of its own; see `CategoricalPredictive.label_set`.
+        """
+        if self.calibration is None:
+            return self._both.label_set(level)
+        bound = self.calibration.bound(level).to(self.logits.device)
+        return _within(self._both._log_probs, self.calibration, bound.unsqueeze(-1), seed)
+
+    def calibration_scores(self, targets: Tensor, like: Conformity, rng: torch.Generator) -> Tensor:
+        """How badly each target fits its prediction, as `like` scores it, [N, K]: one for each label of a row."""
+        scores = self._both.calibration_scores(targets, like, rng)
+        return scores.reshape(-1, self.logits.shape[-1] if self.logits.ndim > 2 else 1)
+
     def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
         """Probabilities of no and yes and their decomposition, one row a label."""
-        return self._both.columns(targets)
+        table = self._both.columns(targets)
+        return table if self.calibration is None else table | {"set_90": self.label_set(0.9).flatten(0, -2)}
 
 
 def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
     """Sum over classes of p * value; a class of probability zero adds nothing, whatever its value."""
     p = log_probs.exp()
     return (p * values).where(p > 0, 0.0).sum(-1)
+
+
+def _within(log_probs: Tensor, calibration: Calibration, bound: Tensor, seed: int) -> Tensor:
+    """The labels whose score is at most a bound, and without chance the most probable one, so that no set is empty."""
+    u = _uniform(log_probs[..., 0], torch.Generator().manual_seed(seed))
+    inside = label_scores(log_probs, calibration.conformity, u) <= bound
+    if calibration.conformity.randomised or calibration.conformity.score == "probability":
+        return inside
+    return inside.scatter(-1, log_probs.argmax(-1, keepdim=True), True)
+
+
+def _credible_set(probs: Tensor, level: float) -> Tensor:
+    """The fewest labels that have `level` of the probability together, the most probable first."""
+    if not 0 < level < 1:
+        raise ValueError(f"label_set(level={level!r}): must be above 0 and below 1, such as 0.9 for 90%")
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    return torch.empty_like(order, dtype=torch.bool).scatter_(-1, order, ordered.cumsum(-1) - ordered < level)
+
+
+def _uniform(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Uniform numbers of a shape, float64."""
+    return torch.rand(like.shape, generator=rng, dtype=torch.float64).to(like.device)

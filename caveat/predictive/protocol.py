@@ -1,14 +1,14 @@
 """What every prediction offers, and what all of them share."""
 
 import math
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Kind", "Predictive"]
+from caveat.predictive.calibration import Conformity, Kind
 
-Kind = Literal["classification", "regression"]
+__all__ = ["Kind", "Predictive"]
 
 
 class Predictive(Protocol):
@@ -33,6 +33,9 @@ class Predictive(Protocol):
 
     def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
         """Everything per decision, as flat columns."""
+
+    def calibration_scores(self, targets: Tensor, like: Conformity, rng: torch.Generator) -> Tensor:
+        """How badly each target fits its prediction, as `like` scores it, [N, D]; for `posterior.calibrate`."""
 
 
 def log_mean_exp(values: Tensor) -> Tensor:

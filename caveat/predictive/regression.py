@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.protocol import Kind, log_mean_exp, prediction_line, row_numbers, shaped
+from caveat.predictive.calibration import Calibration, Conformity, Kind
+from caveat.predictive.protocol import log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["GaussianPredictive", "PoissonPredictive", "RegressionPredictive"]
 
@@ -25,6 +26,7 @@ class GaussianPredictive:
     means: Tensor  # [S, B, ..., D]
     variances: Tensor  # [S, B, ..., D], of each component
     noise: Tensor  # [B, ..., D], the part of the components' variance that is observation noise
+    calibration: Calibration | None = None
     kind: ClassVar[Kind] = "regression"
 
     def __repr__(self) -> str:
@@ -72,9 +74,18 @@ class GaussianPredictive:
         return torch.special.ndtr((y - self.means) / self.variances.sqrt()).mean(0)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval that holds `level` of the probability of each output."""
+        """The central interval that holds `level` of the probability of each output.
+
+        After `posterior.calibrate` the one that holds this share of targets like those of calibration.
+        """
+        if self.calibration is not None:
+            return _calibrated_interval(self, self.calibration, level)
         lower, upper = (self._quantile(share) for share in _tails(level))
         return lower, upper
+
+    def calibration_scores(self, targets: Tensor, like: Conformity, rng: torch.Generator) -> Tensor:
+        """How badly each target fits its prediction, as `like` scores it, [N, D]."""
+        return _deviations(self, like, _like(targets, self.mean))
 
     def _quantile(self, share: float) -> Tensor:
         """By bisection; a quantile of a mixture lies between those of its components."""
@@ -100,6 +111,7 @@ class PoissonPredictive:
     """A count a row: an equal mixture of Poisson distributions, one a draw. Sums over counts are taken in float64."""
 
     rates: Tensor  # [S, B, ..., D]
+    calibration: Calibration | None = None
     kind: ClassVar[Kind] = "regression"
 
     def __repr__(self) -> str:
@@ -153,9 +165,21 @@ class PoissonPredictive:
         return self._cdf(counts).to(self.rates.dtype)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The smallest counts whose probability from below reaches (1 - level)/2 and (1 + level)/2."""
+        """The smallest counts whose probability from below reaches (1 - level)/2 and (1 + level)/2.
+
+        After `posterior.calibrate` the counts between which lies this share of targets like those of calibration.
+        """
+        if self.calibration is not None:
+            lower, upper = _calibrated_interval(self, self.calibration, level)
+            lower, upper = lower.ceil().clamp_min(0), upper.floor()
+            nearest = self.mean.round()  # where there is no count between the two ends
+            return torch.where(lower > upper, nearest, lower), torch.where(lower > upper, nearest, upper)
         lower, upper = (self._quantile(share).to(self.rates.dtype) for share in _tails(level))
         return lower, upper
+
+    def calibration_scores(self, targets: Tensor, like: Conformity, rng: torch.Generator) -> Tensor:
+        """How badly each target fits its prediction, as `like` scores it, [N, D]."""
+        return _deviations(self, like, _like(targets, self.mean))
 
     def _quantile(self, share: float) -> Tensor:
         largest = self.rates.amax(0).double()
@@ -221,6 +245,34 @@ def _scores(prediction: RegressionPredictive, targets: Tensor, pit: Tensor) -> d
         "crps": prediction.crps(targets).flatten(0, -2),
         "log_prob": (prediction.log_prob(targets) / positions).repeat_interleave(positions),
     }
+
+
+def _centre_and_reach(prediction: RegressionPredictive, score: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What deviations are counted from, and their unit below and above it, [B, ..., D] each."""
+    if score == "deviation":
+        std = prediction.variance.sqrt()
+        centre, below, above = prediction.mean, std, std
+    else:
+        lower, centre, upper = (prediction._quantile(share).to(prediction.mean) for share in (0.05, 0.5, 0.95))
+        below, above = centre - lower, upper - centre
+    smallest = torch.finfo(centre.dtype).tiny ** 0.5
+    return centre, below.clamp_min(smallest), above.clamp_min(smallest)
+
+
+def _deviations(prediction: RegressionPredictive, like: Conformity, targets: Tensor) -> Tensor:
+    """Each target's distance from its prediction's centre, in the prediction's own unit, [N, D]."""
+    centre, below, above = _centre_and_reach(prediction, like.score)
+    scores = torch.where(targets < centre, (centre - targets) / below, (targets - centre) / above)
+    return scores.reshape(-1, scores.shape[-1] if scores.ndim > 1 else 1)
+
+
+def _calibrated_interval(
+    prediction: RegressionPredictive, calibration: Calibration, level: float
+) -> tuple[Tensor, Tensor]:
+    """The values within the calibration's bound."""
+    centre, below, above = _centre_and_reach(prediction, calibration.conformity.score)
+    bound = calibration.bound(level).to(centre)
+    return centre - bound * below, centre + bound * above
 
 
 def _tails(level: float) -> tuple[float, float]:

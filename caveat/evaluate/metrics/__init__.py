@@ -2,10 +2,10 @@
 
     mean = 1/N sum_i s_i,        stderr = std(s) / sqrt(N)        over test rows, not over training runs
 
-`per_row` has accuracy, Brier score, squared error and interval coverage; `calibration` asks whether probabilities are
-met by frequencies; `refusal` what the error is on the rows kept when the others may be refused; `detection` how well
-uncertainty tells out-of-distribution data apart. `catalogue` is the one place with the names of metrics, their
-directions and how their values are written.
+`per_row` has accuracy, Brier score, squared error and how often intervals and sets hold the target; `calibration` asks
+whether probabilities are met by frequencies; `refusal` what the error is on the rows kept when the others may be
+refused; `detection` how well uncertainty tells out-of-distribution data apart. `catalogue` is the one place with the
+names of metrics, their directions and how their values are written.
 
 Called by `evaluate.scoring`, `evaluate.fidelity`, `evaluate.comparison`, `bench` and `report`.
 """
@@ -23,7 +23,15 @@ from caveat.evaluate.metrics.calibration import (
 from caveat.evaluate.metrics.catalogue import METRICS, Metric
 from caveat.evaluate.metrics.detection import ood_scores, placements, roc_curve
 from caveat.evaluate.metrics.number_text import format_bytes, format_error, format_number, format_seconds
-from caveat.evaluate.metrics.per_row import accuracy, brier, interval_coverage, mean_and_stderr, rmse, squared_error
+from caveat.evaluate.metrics.per_row import (
+    accuracy,
+    brier,
+    interval_coverage,
+    mean_and_stderr,
+    rmse,
+    set_coverage,
+    squared_error,
+)
 from caveat.evaluate.metrics.refusal import risk_at_coverage, risk_coverage, risk_coverage_area
 from caveat.evaluate.metrics.score import Columns, Score
 
@@ -53,6 +61,7 @@ __all__ = [
     "risk_coverage_area",
     "rmse",
     "roc_curve",
+    "set_coverage",
     "share_interval",
     "squared_error",
     "top_label_ece",

@@ -67,6 +67,8 @@ METRICS = {
     "rmse": Metric("RMSE", "root mean squared error in the target's units; lower is better", "lower"),
     "crps": Metric("CRPS", "continuous ranked probability score; lower is better", "lower"),
     "coverage_90": Metric("90% coverage", "share of targets in the 90% interval; nearest to 0.9 is best", 0.9),
+    "set_coverage_90": Metric("90% set coverage", "share of labels in the 90% set; nearest to 0.9 is best", 0.9),
+    "set_size_90": Metric("90% set size", "labels in the 90% set on average; lower is better", "lower"),
     "calibration_error": Metric(
         "Calibration error", "distance of the predictive CDF at the targets from uniform; lower is better", "lower"
     ),

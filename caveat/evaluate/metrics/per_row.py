@@ -18,6 +18,7 @@ __all__ = [
     "interval_coverage",
     "mean_and_stderr",
     "rmse",
+    "set_coverage",
     "squared_error",
 ]
 
@@ -50,6 +51,13 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
     if (lower > upper).any():
         raise ValueError(f"{int((lower > upper).sum())} intervals have lower > upper: were the two swapped?")
     return _average_within_rows(((lower <= targets) & (targets <= upper)).double())
+
+
+def set_coverage(sets: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 for each row whose target is among its labels, else 0, [N]; sets [N, C] of yes and no, targets [N]."""
+    if sets.ndim != 2 or targets.shape != sets.shape[:1]:
+        raise ValueError(f"sets {list(sets.shape)} must be [N, C], with one target a row; given {list(targets.shape)}")
+    return sets.bool().gather(1, targets.long().unsqueeze(1)).squeeze(1).double()
 
 
 def mean_and_stderr(scores: Tensor, rows: Tensor | None = None) -> tuple[float, float | None]:

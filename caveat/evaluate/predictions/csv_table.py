@@ -32,7 +32,10 @@ def _class_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     best = probs.argmax(-1)
     columns = {"predicted": names[best], "probability": probs[np.arange(len(best)), best]}
     columns |= {f"prob_{name}": column for name, column in zip(names, probs.T, strict=True)}
-    return columns | {name: arrays[name] for name in ("entropy", "aleatoric", "epistemic")}
+    columns |= {name: arrays[name] for name in ("entropy", "aleatoric", "epistemic")}
+    if "set_90" in arrays:
+        columns["set_90"] = np.array([" ".join(names[row]) for row in arrays["set_90"].astype(bool)])
+    return columns
 
 
 def _number_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

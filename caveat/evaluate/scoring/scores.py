@@ -17,6 +17,7 @@ from caveat.evaluate.metrics import (
     pit_calibration_error,
     risk_coverage_area,
     rmse,
+    set_coverage,
     squared_error,
     top_label_ece,
 )
@@ -84,7 +85,13 @@ def score(kind: Kind, columns: Columns) -> dict[str, Score]:
         }
     probs = columns["probs"]
     right = accuracy(probs, targets)
-    return {
+    sets = columns.get("set_90")  # of a calibrated posterior
+    of_sets = (
+        {}
+        if sets is None
+        else {"set_coverage_90": mean(set_coverage(sets, targets)), "set_size_90": mean(sets.sum(1).double())}
+    )
+    return of_sets | {
         "accuracy": mean(right),
         "nll": nll,
         "brier": mean(brier(probs, targets)),
