@@ -14,6 +14,7 @@ import torch
 
 from caveat.engine.laplace import (
     ChosenWeights,
+    FactorDirections,
     LaplaceKnobs,
     LaplaceState,
     Structure,
@@ -41,17 +42,30 @@ class Laplace(LaplaceKnobs):
 
     structure: Structure = "kronecker"
     rank: Count = 50  # of the low-rank structure
+    # Directions that are kept of a Kronecker factor, beside the mean of the rest: whole keeps all, a number so many of
+    # every factor over twice as wide; auto keeps 64 where a layer is over 1,024 wide on one side and over 16 times as
+    # wide as on the other, as an adapter is.
+    factors: FactorDirections = "auto"
     quick: ClassVar["Laplace"]
 
     def check(self, task: Task, device: torch.device) -> None:
         """Refuse what can be refused before a start is trained; memory as if no row were left out."""
-        check_laplace(self, task, ChosenWeights(task.network), self.structure, device, "Laplace", rank=self.rank)
+        check_laplace(
+            self,
+            task,
+            ChosenWeights(task.network),
+            self.structure,
+            device,
+            "Laplace",
+            rank=self.rank,
+            factors=self.factors,
+        )
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Sum the curvature of all weights, then find the prior precision."""
         chosen, point = ChosenWeights(task.network.to(run.device)), point_of(start, run)
         sweep, skipped = sweep_at(self, task, chosen, point, run).informative(self.skip)
-        curvature, log_likelihood = sweep.curvature(self.structure, rank=self.rank)
+        curvature, log_likelihood = sweep.curvature(self.structure, rank=self.rank, factors=self.factors)
         tuned = tuned_gaussian(self, task, sweep, chosen, curvature, log_likelihood)
         state = LaplaceState(point.params, tuned.hyper or point.hyper, tuned.gaussian.tensors())
         report = what_was_done(tuned, curvature, sweep, chosen, skipped)
@@ -60,7 +74,8 @@ class Laplace(LaplaceKnobs):
 
     def update(self, state: State, network: Network, rows: Rows, run: Run) -> State:
         """Add the curvature of more rows at the same point; the point and the prior stay."""
-        return add_rows(self, state, network, rows, run, rank=self.rank if self.structure == "low_rank" else 0)
+        rank = self.rank if self.structure == "low_rank" else 0
+        return add_rows(self, state, network, rows, run, rank=rank, factors=self.factors)
 
 
 Laplace.quick = Laplace()

@@ -8,6 +8,7 @@
     sweep              passes over the data that sum a curvature; `gram_matrix`, the sum of F^T F in pieces
     gaussians          the Gaussian of a full or low-rank curvature
     layer_gaussians    the Gaussian of diagonal and Kronecker-factored curvatures
+    factor_sides       one side of a Kronecker product: whole, or a few directions of a wide one
     prior_precision    the prior precision: given, by evidence, or by validation rows
     evidence_choice    the evidence's choice, which validation rows overrule where they can tell
     output_draws       draws of outputs for the search on validation rows
@@ -18,6 +19,7 @@ Called by Laplace, LastLayerLaplace and SubnetworkLaplace.
 """
 
 from caveat.engine.laplace.chosen_weights import ChosenWeights, flat_prior
+from caveat.engine.laplace.factor_sides import FactorDirections
 from caveat.engine.laplace.laplace_methods import (
     LaplaceKnobs,
     add_rows,
@@ -35,6 +37,7 @@ from caveat.engine.laplace.sweep import Sweep
 
 __all__ = [
     "ChosenWeights",
+    "FactorDirections",
     "LaplaceKnobs",
     "LaplaceState",
     "Structure",

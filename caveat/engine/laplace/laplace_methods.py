@@ -17,6 +17,7 @@ from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.laplace.chosen_weights import ChosenWeights, flat_prior
+from caveat.engine.laplace.factor_sides import FactorDirections
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
 from caveat.engine.laplace.laplace_posterior import LaplacePrediction, LaplacePredictor, LaplaceState
 from caveat.engine.laplace.layer_gaussians import KroneckerPart, LayerCurvature
@@ -116,6 +117,7 @@ def check_laplace(
     structured: str,
     *,
     rank: int = 0,
+    factors: FactorDirections = "whole",
 ) -> None:
     """Refuse a fit over the chosen weights whose knobs, prior or memory do not go with the task.
 
@@ -131,7 +133,7 @@ def check_laplace(
     what = f"a {structure} structure over {n:,} weights"
     if structure == "full":
         what += f" ({m:,} rows of gradients)" if m < n else " (the precision matrix)"
-    needed = curvature_bytes(chosen.network, structure, n, m, tuned, rank)
+    needed = curvature_bytes(chosen.network, structure, n, m, tuned, rank, factors)
     concerned = chosen.network if structured == "LastLayerLaplace" else network
     refuse_if_too_large(what, needed, device, lambda free: what_fits(network, concerned, structured, m, tuned, free))
 
@@ -193,7 +195,15 @@ def structure_treatment(curvature: Curvature, structure: Structure, network: Net
     return treatment
 
 
-def add_rows(knobs: LaplaceKnobs, state: State, network: Network, rows: Rows, run: Run, rank: int = 0) -> State:
+def add_rows(
+    knobs: LaplaceKnobs,
+    state: State,
+    network: Network,
+    rows: Rows,
+    run: Run,
+    rank: int = 0,
+    factors: FactorDirections = "whole",
+) -> State:
     """The state with the curvature of more rows added; the point and the prior stay."""
     before = LaplaceState.of(state)
     chosen, gaussian = before.posterior(network)
@@ -202,7 +212,7 @@ def add_rows(knobs: LaplaceKnobs, state: State, network: Network, rows: Rows, ru
     curvature = gaussian.curvature()
     if isinstance(curvature, LayerCurvature):
         kronecker = any(isinstance(part, KroneckerPart) for part in curvature.parts.values())
-        more, _ = sweep.kronecker() if kronecker else sweep.diagonal()
+        more, _ = sweep.kronecker(factors) if kronecker else sweep.diagonal()
         summed: Curvature = curvature.plus(more)
     elif isinstance(curvature, FullCurvature):
         summed = FullCurvature(curvature.ggn + sweep.full(chosen.index)[0].ggn)

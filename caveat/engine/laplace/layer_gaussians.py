@@ -5,14 +5,15 @@ eigenbasis, into which gradients are rotated factor by factor. All weights can b
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from caveat.engine.cost import working_numbers
-from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, in_float64
+from caveat.engine.laplace.factor_sides import Side, Sketch
+from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian
 from caveat.engine.row_gradients import Jacobian, ProductUse, RowPass
 from caveat.engine.state_checks import check_names, check_tensor
 from caveat.network import Params
@@ -53,9 +54,17 @@ class DiagonalPart:
         """The draws themselves: the coordinates are weights."""
         return deltas
 
+    def shares(self) -> Tensor:
+        """Each coordinate is a dimension of its own."""
+        return torch.ones_like(self.ggn)
+
     def variances(self, precision: Tensor) -> Tensor:
         """One over the precision of each coordinate, [p]."""
         return 1 / precision
+
+    def plus(self, other: "DiagonalPart") -> "DiagonalPart":
+        """The diagonal of both sums together."""
+        return DiagonalPart(self.ggn + other.ggn)
 
     def times(self, factor: float) -> "DiagonalPart":
         """The curvature times a number."""
@@ -73,65 +82,81 @@ class KroneckerPart:
     A = sum a a^T over inputs (patches), G = sum g g^T over gradients at the outputs, count = positions summed over.
     """
 
-    inputs: Tensor  # A, [I, I]
-    outputs: Tensor  # G, [O, O]
+    inputs: Tensor | Sketch  # A, [I, I]
+    outputs: Tensor | Sketch  # G, [O, O]
     count: Tensor
     has_bias: bool
 
     def rotated(self) -> "RotatedPart":
         """The same product in its eigenbasis, where it is diagonal."""
-        a_values, a_vectors = torch.linalg.eigh(in_float64(self.inputs / self.count))
-        g_values, g_vectors = torch.linalg.eigh(in_float64(self.outputs))
-        dtype = self.inputs.dtype
-        values = a_values.clamp_min(0).to(dtype), g_values.clamp_min(0).to(dtype)
-        bases = a_vectors.to(dtype).contiguous(), g_vectors.to(dtype).contiguous()  # as they will be when loaded
-        return RotatedPart(*values, *bases, self.count, self.has_bias)
+        return RotatedPart(Side.of(self.inputs, self.count), Side.of(self.outputs), self.count, self.has_bias)
+
+    def plus(self, other: "KroneckerPart") -> "KroneckerPart":
+        """The product of both sums together."""
+        sums = (_sum(self.inputs, other.inputs), _sum(self.outputs, other.outputs))
+        return KroneckerPart(*sums, self.count + other.count, self.has_bias)
 
     def times(self, factor: float) -> "KroneckerPart":
         """The curvature times a number."""
-        return KroneckerPart(self.inputs, self.outputs * factor, self.count, self.has_bias)
+        outputs = self.outputs.times(factor) if isinstance(self.outputs, Sketch) else self.outputs * factor
+        return KroneckerPart(self.inputs, outputs, self.count, self.has_bias)
 
     def tensors(self) -> Params:
-        """The sums A [I, I] and G [O, O], and the count of positions."""
-        return {"inputs": self.inputs, "outputs": self.outputs, "count": self.count}
+        """The sums A [I, I] and G [O, O], or what is known of them, and the count of positions."""
+        sums: Params = {"count": self.count}
+        for name, factor in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if isinstance(factor, Sketch):
+                sums |= {f"{name}_products": factor.products, f"{name}_trace": factor.trace}
+            else:
+                sums[name] = factor
+        return sums
+
+
+def _sum(one: Tensor | Sketch, other: Tensor | Sketch) -> Tensor | Sketch:
+    if isinstance(one, Sketch) and isinstance(other, Sketch):
+        return one.plus(other)
+    assert isinstance(one, Tensor)
+    assert isinstance(other, Tensor)
+    return one + other
 
 
 @dataclass(frozen=True)
 class RotatedPart:
-    """A Kronecker factorisation in its eigenbasis: coordinate (o, i) has curvature out_values[o] in_values[i]."""
+    """A Kronecker factorisation in its eigenbasis: coordinate (o, i) has curvature outputs[o] inputs[i]."""
 
-    in_values: Tensor
-    out_values: Tensor
-    in_vectors: Tensor
-    out_vectors: Tensor
+    inputs: Side
+    outputs: Side
     count: Tensor
     has_bias: bool
 
     def kronecker(self) -> KroneckerPart:
         """The sums A and G that it was rotated from."""
-        a = (self.in_vectors * self.in_values) @ self.in_vectors.T * self.count
-        return KroneckerPart(a, (self.out_vectors * self.out_values) @ self.out_vectors.T, self.count, self.has_bias)
+        return KroneckerPart(self.inputs.factor(self.count), self.outputs.factor(), self.count, self.has_bias)
 
     def spectrum(self) -> Tensor:
         """The curvature of each coordinate, flat, [O I]."""
-        return torch.outer(self.out_values, self.in_values).flatten()
+        return torch.outer(self.outputs.spectrum(), self.inputs.spectrum()).flatten()
+
+    def shares(self) -> Tensor:
+        """Which share of a dimension each coordinate is, flat, [O I]."""
+        return torch.outer(self.outputs.shares(), self.inputs.shares()).flatten()
 
     def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
         places = row_pass.factored(names[0])
         gradients = row_pass.output_gradients()
-        size = len(self.in_values) * len(self.out_values) * max(len(gradients), 1)
+        size = self.inputs.coordinates * self.outputs.coordinates * max(len(gradients), 1)
         step = max(1, working_numbers(row_pass.outputs) // size)
         for start in range(0, len(row_pass.outputs) if places else 0, step):
             rows = slice(start, min(start + step, len(row_pass.outputs)))
             by_use: list[Tensor] = []
             for use, point in places:
                 a, _ = factors(use, gradients[0][point], rows, self.has_bias)  # [n, I, T]
-                a = self.in_vectors.T @ a
+                a = self.inputs.rotated(a)
                 per_output = []
                 for g in gradients:
                     _, o = factors(use, g[point], rows, self.has_bias, inputs=False)
-                    block = (self.out_vectors.T @ o) @ a.mT  # [n, O, I]
+                    block = self.outputs.rotated(o) @ a.mT  # [n, O, I]
                     m = len(block) // (rows.stop - rows.start)
                     per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
                 by_use.append(torch.stack(per_output, 1))
@@ -139,24 +164,30 @@ class RotatedPart:
 
     def coordinates(self, weights: Tensor) -> Tensor:
         """Weights [count, O I], the bias as a last input, in the eigenbasis: Q_G^T W Q_A."""
-        blocks = weights.unflatten(1, (len(self.out_values), len(self.in_values)))
-        return (self.out_vectors.T @ blocks @ self.in_vectors).flatten(1)
+        blocks = weights.unflatten(1, (len(self.outputs.vectors), len(self.inputs.vectors)))
+        return self.inputs.rotated(self.outputs.rotated(blocks).mT).mT.flatten(1)
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Coordinates [count, O I] back to the weight, then the bias."""
-        blocks = deltas.unflatten(1, (len(self.out_values), len(self.in_values)))
-        whole = self.out_vectors @ blocks @ self.in_vectors.T
+        blocks = deltas.unflatten(1, (self.outputs.coordinates, self.inputs.coordinates))
+        whole = self.inputs.restored(self.outputs.restored(blocks).mT).mT
         return _split_bias(whole, self.has_bias)
 
     def variances(self, precision: Tensor) -> Tensor:
         """Squares of the rotation times one over the precision."""
-        inverse = (1 / precision).reshape(len(self.out_values), len(self.in_values))
-        whole = self.out_vectors.square() @ inverse @ self.in_vectors.square().T
+        inverse = (1 / precision).reshape(self.outputs.coordinates, self.inputs.coordinates)
+        whole = self.inputs.squares(self.outputs.squares(inverse).T).T
         return _split_bias(whole.unsqueeze(0), self.has_bias)[0]
 
     def tensors(self) -> Params:
         """The eigenvalues, the bases and the count."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "has_bias"}
+        return self.inputs.tensors("in") | self.outputs.tensors("out") | {"count": self.count}
+
+    @classmethod
+    def of(cls, tensors: Params, has_bias: bool) -> "RotatedPart":
+        """What `tensors` gave."""
+        sides = (Side.from_tensors(tensors, prefix) for prefix in ("in", "out"))
+        return cls(*sides, tensors["count"], has_bias)
 
 
 def factors(use: ProductUse, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
@@ -250,8 +281,16 @@ class LayerGaussian:
         which of the eigenvectors' signs, or of the bases of equal eigenvalues, rounding has chosen does not matter.
         """
         return torch.cat(
-            [part.coordinates(normals((count, len(p)), rng, p)) / p.sqrt() for _, part, p in self.precisions()], 1
+            [
+                part.coordinates(normals((count, self._size(names)), rng, p)) / p.sqrt()
+                for names, part, p in self.precisions()
+            ],
+            1,
         )
+
+    def _size(self, names: Sequence[str]) -> int:
+        """How many weights the parameters of a part have."""
+        return sum(self.places[name].stop - self.places[name].start for name in names)
 
     def shifts(self, row_pass: RowPass, deltas: Tensor) -> Tensor:
         """J delta for each draw, summed over the parts, [count, B, D]."""
@@ -259,7 +298,7 @@ class LayerGaussian:
         total = deltas.new_zeros(len(row_pass.outputs), d, len(deltas))
         before = 0
         for names, part in self.parts.items():
-            size = sum(self.places[name].stop - self.places[name].start for name in names)
+            size = len(part.spectrum())
             part_deltas = deltas[:, before : before + size].T
             before += size
             for rows, block in part.pieces(row_pass, names):
@@ -268,19 +307,20 @@ class LayerGaussian:
 
     def weights(self, deltas: Tensor) -> Tensor:
         """Each part's coordinates back to its weights, in the network's order."""
-        weights = torch.empty_like(deltas)
+        weights = deltas.new_empty(len(deltas), len(self.prior))
         before = 0
         for names, part in self.parts.items():
             sizes = [self.places[name].stop - self.places[name].start for name in names]
-            part_weights = part.weights(deltas[:, before : before + sum(sizes)])
-            before += sum(sizes)
+            coordinates = len(part.spectrum())
+            part_weights = part.weights(deltas[:, before : before + coordinates])
+            before += coordinates
             for name, piece in zip(names, part_weights.split(sizes, 1), strict=True):
                 weights[:, self.places[name]] = piece
         return weights
 
     def log_det(self, scale: float = 1.0) -> float:
         """The log determinant of the precision, summed over all coordinates."""
-        return sum(float(p.double().log().sum()) for _, _, p in self.precisions(scale))
+        return sum(float((p.double().log() * part.shares()).sum()) for _, part, p in self.precisions(scale))
 
     def variances(self) -> Tensor:
         """The marginal variance of every weight, [n], part by part."""
@@ -330,16 +370,9 @@ class LayerCurvature:
 
     def plus(self, other: "LayerCurvature") -> "LayerCurvature":
         """The curvature of both data sets together."""
-        summed: dict[tuple[str, ...], DiagonalPart | KroneckerPart] = {}
-        for names, part in self.parts.items():
-            more = other.parts[names].tensors()
-            added = {key: value + more[key] for key, value in part.tensors().items()}
-            summed[names] = (
-                DiagonalPart(**added)
-                if isinstance(part, DiagonalPart)
-                else KroneckerPart(**added, has_bias=part.has_bias)
-            )
-        return LayerCurvature(summed, self.places)
+        return LayerCurvature(
+            {names: _together(part, other.parts[names]) for names, part in self.parts.items()}, self.places
+        )
 
     def times(self, factor: float) -> "LayerCurvature":
         """The curvature times a number."""
@@ -356,6 +389,14 @@ class LayerCurvature:
             for names, part in self.parts.items()
             for key, value in part.tensors().items()
         }
+
+
+def _together(part: DiagonalPart | KroneckerPart, more: DiagonalPart | KroneckerPart) -> DiagonalPart | KroneckerPart:
+    if isinstance(part, DiagonalPart):
+        assert isinstance(more, DiagonalPart)
+        return part.plus(more)
+    assert isinstance(more, KroneckerPart)
+    return part.plus(more)
 
 
 def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRankGaussian | LayerGaussian:
@@ -375,7 +416,7 @@ def restored(tensors: Params, places: dict[str, slice]) -> DenseGaussian | LowRa
         names = tuple(key.split("+"))
         is_diagonal = "ggn" in fields_of_part
         parts[names] = (
-            DiagonalPart(**fields_of_part) if is_diagonal else RotatedPart(**fields_of_part, has_bias=len(names) > 1)
+            DiagonalPart(**fields_of_part) if is_diagonal else RotatedPart.of(fields_of_part, has_bias=len(names) > 1)
         )
     return LayerGaussian(parts, places, prior)
 
@@ -406,10 +447,18 @@ def check_gaussian(tensors: Params, shapes: dict[str, torch.Size], size: int, dt
                 continue
             outputs = int(shape[0]) if len(shape) else 1
             inputs = shape.numel() // max(outputs, 1) + len(bias)
-            expected |= {f"{part}|in_values": (inputs,), f"{part}|in_vectors": (inputs, inputs), f"{part}|count": ()}
-            expected |= {f"{part}|out_values": (outputs,), f"{part}|out_vectors": (outputs, outputs)}
+            expected |= _expected_side(tensors, f"{part}|in", inputs) | _expected_side(tensors, f"{part}|out", outputs)
+            expected[f"{part}|count"] = ()
         check_names(where, tensors, ["prior", *expected])
     for name, shape_of_it in expected.items():
         in_double = "rows" in tensors and name == "cholesky"  # the inner matrix of the dual form is factored so
         kinds = (tensors["prior"].dtype, *([torch.float64] if in_double else []))
         check_tensor(f"{where}/{name}", tensors[name], shape_of_it, kinds)
+
+
+def _expected_side(tensors: Params, name: str, size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a factor's tensors: whole, or as many directions as it has and the mean of the rest."""
+    values = tensors.get(f"{name}_values")
+    kept = size if f"{name}_rest" not in tensors or values is None else min(values.numel(), size)
+    rest: dict[str, tuple[int, ...]] = {f"{name}_rest": ()} if f"{name}_rest" in tensors else {}
+    return {f"{name}_values": (kept,), f"{name}_vectors": (size, kept)} | rest

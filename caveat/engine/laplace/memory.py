@@ -13,6 +13,7 @@ from typing import Literal
 
 from torch import nn
 
+from caveat.engine.laplace.factor_sides import FactorDirections, directions_of
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO
 from caveat.network import Network
 
@@ -41,39 +42,49 @@ def uses_rows(n: int, m: int, itemsize: int) -> bool:
     return m < n and full_bytes(n, m, itemsize, True) <= full_bytes(n, n, itemsize, True)
 
 
-def curvature_bytes(network: Network, structure: Structure, n: int, m: int, tuned: bool, rank: int = 0) -> int:
+def curvature_bytes(
+    network: Network,
+    structure: Structure,
+    n: int,
+    m: int,
+    tuned: bool,
+    rank: int = 0,
+    factors: FactorDirections = "whole",
+) -> int:
     """The bytes of a structure over n weights of a network, from m rows of F, with or without tuning afterwards.
 
     Leaving out rows later never makes it more.
     """
-    needed = structure_bytes(network, structure, rank)
+    needed = structure_bytes(network, structure, rank, factors)
     if structure != "full":
         return needed
     rows = m if uses_rows(n, m, network.dtype.itemsize) else max(n, m)
     return max(needed, full_bytes(n, rows, network.dtype.itemsize, tuned))
 
 
-def structure_bytes(network: Network, structure: Structure, rank: int = 0) -> int:
+def structure_bytes(network: Network, structure: Structure, rank: int = 0, factors: FactorDirections = "whole") -> int:
     """The bytes of the other structures; for a full one, what passes over the data take beside it."""
     weights = network.n_parameters * network.dtype.itemsize
     passes = 12 * weights  # the point and one nearby, with their gradients; sums, prior
     if structure == "low_rank":
         return passes + 8 * (rank + 10) * weights  # vectors and their products, orthogonalised
-    return passes + _kronecker_bytes(network) if structure == "kronecker" else passes
+    return passes + _kronecker_bytes(network, factors) if structure == "kronecker" else passes
 
 
-def _kronecker_bytes(network: Network) -> int:
+def _kronecker_bytes(network: Network, factors: FactorDirections) -> int:
     """The bytes of all Kronecker factors and their eigenvectors; embeddings and custom layers have none."""
-    sides = []
+    item, stored, largest = network.dtype.itemsize, 0, 0
     for prefix, module in network.module.named_modules():
         if isinstance(module, LAYERS_WITH_FACTORS) and getattr(module, "groups", 1) == 1:
-            parameters = [
-                value for name, value in module.named_parameters(prefix, recurse=False) if name in network.names
-            ]
-            sides += [side for value in parameters if value.ndim > 1 for side in (len(value), value[0].numel() + 1)]
-    largest = max(sides, default=0)
-    wide = 8 if largest <= DOUBLE_UP_TO else network.dtype.itemsize
-    return 2 * network.dtype.itemsize * sum(side**2 for side in sides) + 6 * wide * largest**2
+            named = module.named_parameters(prefix, recurse=False)
+            for value in (value for name, value in named if name in network.names and value.ndim > 1):
+                sides = (len(value), value[0].numel() + 1)
+                for side, other in (sides, sides[::-1]):
+                    kept = directions_of(side, other, factors)
+                    stored += side * (5 * kept or 2 * side)  # test vectors and products, twice as many, and vectors
+                    wide = 8 if kept or side <= DOUBLE_UP_TO else item
+                    largest = max(largest, 6 * wide * side * (2 * kept or side))
+    return item * stored + largest
 
 
 def what_fits(network: Network, concerned: Network, method: str, m: int, tuned: bool, free: int) -> str:

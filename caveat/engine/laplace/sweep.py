@@ -21,6 +21,7 @@ from torch import Tensor
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.cost import forward_flops, working_numbers
 from caveat.engine.flat_weights import flat_places
+from caveat.engine.laplace.factor_sides import FactorDirections, FactorSum, directions_of
 from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvature, StackedCurvature
 from caveat.engine.laplace.gram_matrix import GramMatrix
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, factors
@@ -101,7 +102,13 @@ class Sweep:
         rows = self.rows.part(order[count:].sort().values)
         return replace(self, rows=rows), {"rows": count, "share_of_information": share}
 
-    def curvature(self, structure: Structure, index: Tensor | None = None, rank: int = 0) -> tuple[Curvature, float]:
+    def curvature(
+        self,
+        structure: Structure,
+        index: Tensor | None = None,
+        rank: int = 0,
+        factors: FactorDirections = "whole",
+    ) -> tuple[Curvature, float]:
         """The curvature in a structure, over chosen weights, and the log likelihood of all rows at the point.
 
         A full curvature keeps the rows of F as they are where they are fewer than the weights.
@@ -109,7 +116,7 @@ class Sweep:
         if structure == "diagonal":
             return self.diagonal()
         if structure == "kronecker":
-            return self.kronecker()
+            return self.kronecker(factors)
         if structure == "low_rank":
             return self.low_rank(rank)
         n, m = self.network.n_parameters if index is None else len(index), len(self.rows) * self.rank()
@@ -195,7 +202,7 @@ class Sweep:
         ggn, energy = ({n: totals[f"{kind}/{n}"] for n in self.network.names} for kind in kinds)
         return ggn, energy
 
-    def kronecker(self) -> tuple[LayerCurvature, float]:
+    def kronecker(self, factors: FactorDirections = "whole") -> tuple[LayerCurvature, float]:
         """A Kronecker product for every linear layer and convolution, a diagonal for all else; the log likelihood."""
         jacobian = self.jacobian()
         x, _ = next(iter(self.rows.batches([torch.arange(min(2, len(self.rows)))], self.network.device)))
@@ -203,30 +210,36 @@ class Sweep:
         covered = {name for layer in layers for name in layer}
         rest = [name for name in self.network.names if name not in covered]
         totals: Params = {name: torch.zeros_like(self.params[name]) for name in rest}
-        for weight, *bias in layers:
-            o, i = len(self.params[weight]), self.params[weight][0].numel() + len(bias)
-            totals |= {f"{weight}|A": self._zeros(i, i), f"{weight}|G": self._zeros(o, o)}
-            totals[f"{weight}|count"] = self._zeros()
+        sums: dict[tuple[str, ...], tuple[FactorSum, FactorSum]] = {}
+        for names in layers:
+            o, i = len(self.params[names[0]]), self.params[names[0]][0].numel() + len(names) - 1
+            like = self._zeros()
+            a, g = (
+                FactorSum.empty(i, directions_of(i, o, factors), like),
+                FactorSum.empty(o, directions_of(o, i, factors), like),
+            )
+            sums[names] = (a, g)
+            totals |= a.tensors(f"{names[0]}|A") | g.tensors(f"{names[0]}|G") | {f"{names[0]}|count": self._zeros()}
 
         def add(row_pass: RowPass, y: Tensor, rng: torch.Generator) -> None:
             phi, likelihood = row_pass.features(), self._without_cotangents()
             if likelihood is not None and phi is not None and len(layers) == 1 and not rest:
-                weight, wide = layers[0][0], phi.to(totals[f"{layers[0][0]}|A"].dtype)
-                totals[f"{weight}|G"] += likelihood.fisher_sum(row_pass.outputs.to(wide.dtype), y, self.hyper)
-                totals[f"{weight}|A"].addmm_(wide.T, wide)
+                weight, (a, g) = layers[0][0], sums[layers[0]]
+                wide = phi.to(totals[f"{weight}|count"].dtype)
+                g.add_matrix(likelihood.fisher_sum(row_pass.outputs.to(wide.dtype), y, self.hyper))
+                a.add(wide.T)
                 totals[f"{weight}|count"] += len(phi)
                 return
             for number, v in enumerate(self.cotangents(row_pass, y, rng)):
                 if rest:
                     _add_to(totals, row_pass.squares(v, rest))
-                _add_factors(row_pass, row_pass.gradients(v), layers, totals, with_inputs=number == 0)
+                _add_factors(row_pass, row_pass.gradients(v), sums, totals, with_inputs=number == 0)
 
         cotangents = 1 if self._is_last_layer(jacobian) else self.rank()
         log_likelihood = self._sweep("curvature", jacobian, totals, add, cotangents, jacobian.rows_at_once())
         products: dict[tuple[str, ...], KroneckerPart] = {}
-        for names in layers:
-            a, g, count = (totals[f"{names[0]}|{key}"] for key in ("A", "G", "count"))
-            products[names] = KroneckerPart(a, g, count, len(names) > 1)
+        for names, (a, g) in sums.items():
+            products[names] = KroneckerPart(a.total(), g.total(), totals[f"{names[0]}|count"], len(names) > 1)
         return self._by_layer({name: totals[name] for name in rest}, products), log_likelihood
 
     def _by_layer(self, diagonals: Params, products: dict[tuple[str, ...], KroneckerPart]) -> LayerCurvature:
@@ -369,20 +382,24 @@ def _kronecker_layers(row_pass: RowPass) -> list[tuple[str, ...]]:
 
 
 def _add_factors(
-    row_pass: RowPass, gradients: list[Tensor], layers: list[tuple[str, ...]], totals: Params, with_inputs: bool
+    row_pass: RowPass,
+    gradients: list[Tensor],
+    sums: dict[tuple[str, ...], tuple[FactorSum, FactorSum]],
+    totals: Params,
+    with_inputs: bool,
 ) -> None:
-    for name, *bias in layers:
+    for (name, *bias), (inputs, outputs) in sums.items():
+        count = totals[f"{name}|count"]
         for use, point in row_pass.factored(name):
             step = max(1, working_numbers(row_pass.outputs) // _numbers(use, gradients[point]))
             for start in range(0, use.rows, step):
                 rows = slice(start, min(start + step, use.rows))
                 a, g = factors(use, gradients[point], rows, bool(bias), inputs=with_inputs)  # [n, I, T], [n, O, T]
-                flat = g.transpose(0, 1).flatten(1).to(totals[f"{name}|G"].dtype)
-                totals[f"{name}|G"].addmm_(flat, flat.T)
+                outputs.add(g.transpose(0, 1).flatten(1).to(count.dtype))
                 if with_inputs:
-                    flat = a.transpose(0, 1).flatten(1).to(flat.dtype)
-                    totals[f"{name}|A"].addmm_(flat, flat.T)
-                    totals[f"{name}|count"] += flat.shape[1]
+                    flat = a.transpose(0, 1).flatten(1).to(count.dtype)
+                    inputs.add(flat)
+                    count += flat.shape[1]
 
 
 def _numbers(use: ProductUse, g: Tensor) -> int:

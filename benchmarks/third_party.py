@@ -1,0 +1,81 @@
+"""Networks of other packages in every setting: whether each fits, predicts, is saved, and loads bit-equal.
+
+    python benchmarks/third_party.py                                       # all, about an hour on one core
+    python benchmarks/third_party.py --network "*LoRA*" --setting laplace
+    python benchmarks/third_party.py --again refused --again fault         # cells that ended so once more
+    python benchmarks/third_party.py --tables                              # of the rows that are there
+    python benchmarks/third_party.py --packages FOLDER                     # where more packages are installed
+
+Every cell is a process of its own within a time limit. The rows are in a csv file, to which an interrupted run adds;
+the tables (the grid, and
+what was said where a cell did not end well) are printed at the end. Networks are tiny, with random weights; nothing is
+downloaded. A package that is missing leaves its networks out, which is said.
+
+    pip install transformers peft torch_geometric x-transformers lightning monai pytorch-tabnet rtdl_revisiting_models
+    pip install --target FOLDER --no-deps timm open_clip_torch torchvision segmentation_models_pytorch ftfy wcwidth
+
+The second line is for what asks for torchvision, which belongs to one build of torch each: what it lacks of another
+build's is declared before it is imported, so that torch stays as it is.
+"""
+
+import argparse
+import sys
+import warnings
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent))
+from third_party_parts.cases import CASES, define_operators_of_torchvision
+from third_party_parts.cell import run_cell
+from third_party_parts.settings import settings
+from third_party_parts.tables import Rows, grid, refusals, summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", action="append", help="only networks of this pattern; may be repeated")
+    parser.add_argument("--setting", action="append", help="only settings of this pattern; may be repeated")
+    parser.add_argument(
+        "--again", action="append", default=[], help="run cells that ended so again: refused, fault, ..."
+    )
+    parser.add_argument("--tables", action="store_true", help="print the tables of the rows that are there")
+    parser.add_argument("--packages", help="a folder with more packages")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of a cell")
+    parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("third_party.csv"))
+    parser.add_argument("--points", type=Path, default=Path("runs/third_party"), help="where trained points are kept")
+    arguments = parser.parse_args()
+    rows = Rows(arguments.csv)
+    if not arguments.tables:
+        warnings.simplefilter("ignore")  # of the packages, while they are imported
+        if arguments.packages:
+            sys.path.append(arguments.packages)
+            define_operators_of_torchvision()
+        run(rows, arguments)
+    print(f"\n{summary(rows.all())}\n\n{refusals(rows.all())}\n\n{grid(rows.all())}")
+
+
+def run(rows: Rows, arguments: argparse.Namespace) -> None:
+    """Every cell that has no row yet."""
+    from third_party_parts import language, others, vision  # noqa: F401  which register their networks
+
+    rows.drop(set(arguments.again))
+    for network, entry in CASES.items():
+        if not chosen(network, arguments.network):
+            continue
+        if (reason := entry.missing()) is not None:
+            print(f"{network}: left out, {reason}")
+            continue
+        for setting in settings():
+            if (network, setting) in rows or not chosen(setting, arguments.setting):
+                continue
+            row = run_cell(network, setting, arguments.points, arguments.limit)
+            rows.keep(row)
+            print(f"{network}, {setting}: {row['outcome']} {row['seconds']} s {row['said'][:160]}", flush=True)
+
+
+def chosen(name: str, patterns: list[str] | None) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+if __name__ == "__main__":
+    main()
