@@ -186,8 +186,8 @@ class RotatedPart:
     @classmethod
     def of(cls, tensors: Params, has_bias: bool) -> "RotatedPart":
         """What `tensors` gave."""
-        sides = (Side.from_tensors(tensors, prefix) for prefix in ("in", "out"))
-        return cls(*sides, tensors["count"], has_bias)
+        inputs, outputs = Side.from_tensors(tensors, "in"), Side.from_tensors(tensors, "out")
+        return cls(inputs, outputs, tensors["count"], has_bias)
 
 
 def factors(use: ProductUse, g: Tensor, rows: slice, has_bias: bool, inputs: bool = True) -> tuple[Tensor, Tensor]:
