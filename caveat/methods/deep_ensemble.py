@@ -18,7 +18,7 @@ from caveat.engine.method import Method
 from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.state_checks import check_hyper, check_names, check_point
-from caveat.engine.training import Training, train_points
+from caveat.engine.training import ADAM, Training, train_points
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -32,12 +32,13 @@ class DeepEnsemble(Method):
     """Networks trained from different initial weights, averaged."""
 
     members: Count = 5
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "fresh"
     quick: ClassVar["DeepEnsemble"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     @property
     def default_draws(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import ActiveWeights
-from caveat.engine.training import Training
+from caveat.engine.training import ADAM, Training
 from caveat.engine.variational import (
     GaussianUnitNoise,
     LayerPredictor,
@@ -53,12 +53,13 @@ class GroupVariationalDropout(Method):
     kl_weight: NonNegative = 1.0  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     default_draws: Count = 10  # a prediction's draws
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["GroupVariationalDropout"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments for each weight."""

@@ -15,7 +15,7 @@ that can be trained has such a posterior, all of its weights included.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from caveat.batches import Inputs
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.state_checks import buffers_like, check_hyper, check_like, check_names, network_tensors
-from caveat.engine.training import BatchPart, PointTraining, Training, run_loop, total_steps
+from caveat.engine.training import ADAM, BatchPart, PointTraining, Training, run_loop, total_steps
 from caveat.knobs import Count, Positive, Range, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -34,6 +34,8 @@ from caveat.storage import CorruptFile, State
 from caveat.task import Task
 
 __all__ = ["IVON"]
+
+OWN = replace(ADAM, learning_rate=0.1)  # the rate of a Newton step: 1 would be a whole one
 
 LONGEST = 1.0  # Newton step of a weight: where the curvature is not known yet, its reciprocal may be huge
 FORGOTTEN = 10.0  # how often over the whole training forgets the first curvature, unless told otherwise
@@ -49,12 +51,13 @@ class IVON(Method):
     hessian_momentum: Annotated[float, Range(0, 1, open_high=True)] | None = None
     temperature: Positive = 1.0  # divides the number of rows: below 1 a cold posterior
     default_draws: Count = 30  # a prediction's draws
-    training: Training = Training(learning_rate=0.1)  # the rate of a Newton step: 1 would be a whole one
+    training: Training = OWN
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["IVON"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(OWN))
 
     def memory(self, network: Network) -> int:
         """Bytes of means, curvatures, averaged gradients, noise and gradients."""
@@ -205,4 +208,4 @@ class IVONState:
         return params
 
 
-IVON.quick = IVON(training=Training(epochs=60, learning_rate=0.1))
+IVON.quick = IVON(training=Training(epochs=60))

@@ -15,7 +15,7 @@ import torch
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.state_checks import check_hyper, check_names, check_point
-from caveat.engine.training import Training, fit_temperature, train_point
+from caveat.engine.training import ADAM, Training, fit_temperature, train_point
 from caveat.knobs import check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -29,13 +29,14 @@ class MAP(Method):
     """The most probable weights; with temperature=True their confidence is scaled to fit validation data."""
 
     temperature: bool = False  # fit one temperature on the task's validation rows
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["MAP"]
     default_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def memory(self, network: Network) -> int:
         """Bytes of one copy of the weights."""

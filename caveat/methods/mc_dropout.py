@@ -13,7 +13,7 @@ that makes such a call is in training mode while it runs, it alone, and all othe
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn
 
 import torch
@@ -26,7 +26,7 @@ from caveat.engine.method import Method
 from caveat.engine.predictors import PIECE_ROWS, Replicas
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.state_checks import check_hyper, check_names, check_point
-from caveat.engine.training import BatchPart, Training, train_point
+from caveat.engine.training import ADAM, BatchPart, Training, train_point
 from caveat.knobs import Count, Range, check_knobs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, layer_of
@@ -47,12 +47,13 @@ class MCDropout(Method):
     # The rate of inserted dropout; None uses the network's own layers.
     rate: Annotated[float, Range(0, 1, open_low=True, open_high=True)] | None = None
     default_draws: Count = 30  # passes of a prediction
-    training: Training = Training(epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
+    training: Training = replace(ADAM, epochs=0)  # with dropout on, from the start's weights; 0 epochs keeps them
     starts_from: ClassVar[StartsFrom] = "trained"
     quick: ClassVar["MCDropout"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def memory(self, network: Network) -> int:
         """Bytes of one copy of the weights."""

@@ -23,7 +23,7 @@ from caveat.engine.sparse import (
     substitute_and_means,
     training_account,
 )
-from caveat.engine.training import Training, total_steps
+from caveat.engine.training import ADAM, Training, total_steps
 from caveat.engine.variational import (
     LayerPrediction,
     LayerPredictor,
@@ -54,12 +54,13 @@ class MeanFieldVI(Method):
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["MeanFieldVI"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments for each weight."""
@@ -73,7 +74,7 @@ class MeanFieldVI(Method):
         substitute, mean = substitute_and_means(network, params, layout)
         del params  # they are in the substitute and the means now
         log_std = torch.full_like(mean, math.log(self.initial_std))
-        account = training_account(task, layout, run, Scheme(optimizer=self.training.optimizer))
+        account = training_account(task, layout, run, Scheme(optimizer=self.training.descent.optimizer))
         trainer = LayerTraining(
             task,
             substitute,

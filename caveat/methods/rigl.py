@@ -24,7 +24,7 @@ from caveat.engine.sparse import (
     substitute_and_means,
     training_account,
 )
-from caveat.engine.training import Training, total_steps
+from caveat.engine.training import ADAM, Training, total_steps
 from caveat.engine.variational import (
     LayerPredictor,
     LayerState,
@@ -54,13 +54,14 @@ class RigL(Method):
     replacement: Annotated[float, Range(0, 1, open_high=True)] = 0.3  # share exchanged at first; it falls as a cosine
     interval: Count | None = None  # steps from one exchange to the next; 100, or fewer so that there are 40 exchanges
     stop: Share = 0.75  # share of training after which the places stay
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["RigL"]
     default_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def active_counts(self, layers: dict[str, LayerGeometry]) -> dict[str, int]:
         """How many active weights each layer has."""
@@ -87,7 +88,7 @@ class RigL(Method):
         exchange = WeightExchange(
             substitute, weights, lambda: values.detach().abs(), schedule, scope=self.scope, ranks=run.ranks
         )
-        scheme = Scheme(gaussian=False, interval=interval, optimizer=self.training.optimizer)
+        scheme = Scheme(gaussian=False, interval=interval, optimizer=self.training.descent.optimizer)
         account = training_account(task, substitute.layout, run, scheme)
         trainer = LayerTraining(task, substitute, weights, start["hyper"], self.training, run, exchange=exchange)
         trained = trainer.train(account.total.training_flops)

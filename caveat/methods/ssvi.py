@@ -54,7 +54,7 @@ from caveat.engine.sparse import (
     training_account,
     weight_name,
 )
-from caveat.engine.training import Training, total_steps
+from caveat.engine.training import ADAM, Training, total_steps
 from caveat.engine.variational import (
     Addition,
     LayerPrediction,
@@ -102,12 +102,13 @@ class SSVI(Method):
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["SSVI"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
         if self.structure == "channel":
             unused = ("allocation", "dense", "addition", "addition_batches", "scope")
             given = [name for name in unused if getattr(self, name) != type(self).__dataclass_fields__[name].default]
@@ -240,7 +241,7 @@ class SSVI(Method):
         return kept
 
     def _scheme(self, interval: int | None) -> Scheme:
-        return Scheme(interval=interval, optimizer=self.training.optimizer)
+        return Scheme(interval=interval, optimizer=self.training.descent.optimizer)
 
     def _schedule(self, task: Task) -> Schedule:
         return Schedule(self._interval(task), self.replacement, self.stop, total_steps(task, self.training))

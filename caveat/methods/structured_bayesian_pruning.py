@@ -17,7 +17,7 @@ from torch import Tensor
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import ActiveWeights
-from caveat.engine.training import Training
+from caveat.engine.training import ADAM, Training
 from caveat.engine.variational import (
     HIGH,
     LOW,
@@ -56,12 +56,13 @@ class StructuredBayesianPruning(Method):
     kl_weight: NonNegative = 1.0  # beta at its highest; 1 is the ELBO
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     default_draws: Count = 10  # a prediction's draws
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["StructuredBayesianPruning"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def memory(self, network: Network) -> int:
         """A value, its gradient and moments for each weight."""

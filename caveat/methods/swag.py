@@ -43,6 +43,9 @@ from caveat.task import Task
 
 __all__ = ["SWAG"]
 
+# Of the path: a constant rate, so that SGD wanders, and a bound on steps, so that it does not stray.
+OWN = Training(epochs=30, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0, clip=1.0)
+
 
 @dataclass(frozen=True)
 class SWAG(Method):
@@ -51,22 +54,19 @@ class SWAG(Method):
     rank: NonNegativeInt = 20  # last iterates that make up the low-rank part; 0 is diagonal
     scale: Positive | None = None  # multiplies the covariance: 1 is the paper's; None: as wide as a posterior would be
     default_draws: Count = 30  # a prediction's draws; with BatchNorm, the draws prepared while fitting
-    training: Training = Training(
-        epochs=30, optimizer="sgd", learning_rate=0.1, schedule="constant", warmup=0.0, clip=1.0
-    )
+    training: Training = OWN
     starts_from: ClassVar[StartsFrom] = "trained"
     quick: ClassVar["SWAG"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(OWN))
         if self.training.patience:
             raise ValueError("SWAG averages over every epoch, so it cannot stop early: leave training.patience at 0")
-        if self.training.epochs is None:
-            raise ValueError("SWAG averages over epochs, so it has to know how many: give training.epochs")
-        if self.training.epochs < (3 if self.rank else 2) or self.rank == 1:
+        if self._epochs < (3 if self.rank else 2) or self.rank == 1:
             raise ValueError(
                 f"SWAG needs a rank of 0 and 2 epochs, or a rank of at least 2 and 3 epochs, to see a spread; "
-                f"got rank={self.rank}, epochs={self.training.epochs}"
+                f"got rank={self.rank}, epochs={self._epochs}"
             )
 
     @property
@@ -76,7 +76,7 @@ class SWAG(Method):
 
     @property
     def _epochs(self) -> int:
-        assert self.training.epochs is not None  # `__post_init__` has seen to it
+        assert self.training.epochs is not None  # `OWN` has a number of them
         return self.training.epochs
 
     @property
@@ -113,7 +113,7 @@ class SWAG(Method):
         if after < before - 0.05:
             run.warnings.append(
                 f"the average of SGD's path fits the training rows worse than its start (log likelihood {after:.3f} a "
-                f"row against {before:.3f}): lower training.learning_rate (now {self.training.learning_rate:g})"
+                f"row against {before:.3f}): lower training.learning_rate (now {self.training.descent.learning_rate:g})"
             )
         diagnostics["median_std"] = float(flat(network, gaussian.variance).sqrt().median())
         treatment = f"Gaussian, diagonal + rank {self._columns}" if self._columns else "diagonal Gaussian"

@@ -23,7 +23,7 @@ from caveat.engine.sparse import (
     substitute_and_means,
     training_account,
 )
-from caveat.engine.training import Training
+from caveat.engine.training import ADAM, Training
 from caveat.engine.variational import (
     LayerPrediction,
     LayerPredictor,
@@ -59,12 +59,13 @@ class VariationalDropout(Method):
     kl_warmup: Share = 0.5  # share of training over which it rises from 0
     prediction: LayerPrediction = "draws"  # draws of the weights, or of outputs row by row (local reparameterisation)
     default_draws: Count = 10  # a prediction's draws
-    training: Training = Training()
+    training: Training = ADAM
     starts_from: ClassVar[StartsFrom] = "scratch"
     quick: ClassVar["VariationalDropout"]
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
 
     def memory(self, network: Network) -> int:
         """Two values, their gradients and moments for each weight."""
@@ -95,7 +96,7 @@ class VariationalDropout(Method):
             noise_learning_rate=self.std_learning_rate,
             kl_weight=warm_up(self.kl_weight, self.kl_warmup),
         )
-        scheme = Scheme(optimizer=self.training.optimizer)
+        scheme = Scheme(optimizer=self.training.descent.optimizer)
         before = training_account(task, layout, run, scheme)
         history = trainer.train(before.total.training_flops)
         mean, log_std = mean.detach(), log_std.detach()

@@ -14,13 +14,14 @@ Called by MAP, deep ensembles, SWAG and MC dropout, by the variational methods, 
 
 from caveat.engine.training.arrival import gain_left, warn_if_no_optimum
 from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics, statistic_names
-from caveat.engine.training.knobs import Training
+from caveat.engine.training.knobs import ADAM, Training
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
 from caveat.engine.training.marginals import check_against_marginals
 from caveat.engine.training.point_training import PointTraining, train_point, train_points
 from caveat.engine.training.temperature_scaling import fit_temperature
 
 __all__ = [
+    "ADAM",
     "BatchPart",
     "Moments",
     "PointTraining",

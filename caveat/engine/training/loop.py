@@ -171,6 +171,7 @@ class Loop:
             )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run = training, run
+        self.clip = training.descent.clip
         self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
@@ -308,8 +309,8 @@ class Loop:
             for tensor in trained:
                 tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             self.run.ranks.add([t.grad for t in trained if t.grad is not None])
-        if self.training.clip:
-            torch.nn.utils.clip_grad_norm_(self.variables.trained(), self.training.clip)
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.variables.trained(), self.clip)
         for optimizer in self.optimizers:
             optimizer.step()
         if self.after_step is not None:
@@ -336,8 +337,8 @@ class Loop:
         cause = (
             f"the inputs of row {row} of the batch are not finite: clean them or look at augment="
             if row is not None
-            else f"lower learning_rate (now {self.training.learning_rate:g}), set clip=1, or lengthen "
-            f"warmup (now {self.training.warmup:g})"
+            else f"lower learning_rate (now {self.training.descent.learning_rate:g}), set clip=1, or lengthen "
+            f"warmup (now {self.training.descent.warmup:g})"
         )
         raise FloatingPointError(f"the training loss became {loss} in epoch {self.epoch + 1} of {self.epochs}; {cause}")
 
@@ -456,7 +457,7 @@ def _optimizers(
     by_decay: dict[float, list[Tensor]] = {}
     for name, tensor in variables.weights.items():
         by_decay.setdefault((decay or {}).get(name, 0.0), []).append(tensor)
-    rate = training.learning_rate
+    rate = training.descent.learning_rate
     groups: list[dict[str, Any]] = [{"params": ts, "highest": rate, "weight_decay": d} for d, ts in by_decay.items()]
     learned = [tensor for tensor in variables.hyper.values() if tensor.requires_grad]
     # The loss has unit curvature in log noise, so its rate does not depend on the network's.
@@ -474,11 +475,11 @@ def _optimizers(
 def _optimizer(
     groups: list[dict[str, Any]], training: Training, decay: dict[str, float] | None, run: Run
 ) -> torch.optim.Optimizer:
-    rate = training.learning_rate
-    if training.optimizer == "sgd":
+    kind, rate = training.descent.optimizer, training.descent.learning_rate
+    if kind == "sgd":
         nesterov = training.momentum > 0
         return torch.optim.SGD(groups, rate, momentum=training.momentum, nesterov=nesterov, fused=_fused(run))
-    if training.optimizer == "adam":
+    if kind == "adam":
         return torch.optim.Adam(groups, rate, fused=_fused(run))
     if decay is None:
         raise ValueError("optimizer='adamw' needs a Gaussian prior of one precision a tensor: use 'adam' or 'sgd'")

@@ -31,7 +31,7 @@ FEWEST = 10  # validation rows that can say anything
 FIRST, MOST = 32, 256  # rows that are looked at; the first ones are enough where they leave no doubt
 NO_DOUBT = 4.0  # standard errors
 TARGETS = 2**17  # numbers at most of the training targets that stand for the marginals
-NUMBERS = 2**24  # of outputs, of all draws, that are held at once
+NUMBERS = 2**21  # of outputs, of all draws, that are held at once
 
 Predict = Callable[[Inputs], Predictive]
 

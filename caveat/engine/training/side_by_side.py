@@ -87,8 +87,8 @@ def _lane(loop: Loop, rng: torch.Generator, total: Tensor) -> Lane:
         gradients = torch.autograd.grad(value, trained, allow_unused=True)
         for tensor, gradient in zip(trained, gradients, strict=True):
             tensor.grad = gradient
-        if loop.training.clip:
-            clip_grad_norm_(trained, loop.training.clip)
+        if loop.clip:
+            clip_grad_norm_(trained, loop.clip)
         for optimizer in loop.optimizers:
             for group in optimizer.param_groups:
                 group["lr"].copy_(group["highest"] * rate)

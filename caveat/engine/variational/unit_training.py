@@ -114,7 +114,7 @@ def train_and_prune(
         noise_learning_rate=noise_learning_rate,
         kl_weight=kl_weight,
     )
-    scheme = Scheme(gaussian=kind == "Gaussian", optimizer=training.optimizer)
+    scheme = Scheme(gaussian=kind == "Gaussian", optimizer=training.descent.optimizer)
     before = training_account(task, scaled.layout, run, scheme)
     history = trainer.train(before.total.training_flops)
     with torch.no_grad():

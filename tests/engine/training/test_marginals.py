@@ -132,6 +132,21 @@ def test_weighted_classes_are_not_compared() -> None:
     assert not said(posterior)
 
 
+def test_rows_of_many_outputs_go_through_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[int] = []
+    predict = caveat.Posterior.predict
+    monkeypatch.setattr("caveat.engine.training.marginals.NUMBERS", 4 * 2 * 5)
+
+    def counted(self: caveat.Posterior, x: Tensor, **knobs: int) -> object:
+        pieces.append(len(x))
+        return predict(self, x, **knobs)
+
+    monkeypatch.setattr(caveat.Posterior, "predict", counted)
+    few = caveat.DeepEnsemble(members=4, training=Training(epochs=60, learning_rate=0.03))
+    caveat.fit(learnable_task(caveat.Categorical(), 0.2), few, progress=False)
+    assert pieces == [5, 5, 5, 5, 4]  # 4 draws of 2 outputs
+
+
 class OnceInTraining(nn.Linear):
     """A module that cannot take a single piece of validation rows once it is trained."""
 
