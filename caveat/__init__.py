@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from caveat import report as report
     from caveat.methods.aeb import AEB as AEB
     from caveat.methods.deep_ensemble import DeepEnsemble as DeepEnsemble
+    from caveat.methods.ensemble import Ensemble as Ensemble
     from caveat.methods.group_variational_dropout import GroupVariationalDropout as GroupVariationalDropout
     from caveat.methods.hmc import HMC as HMC
     from caveat.methods.ivon import IVON as IVON

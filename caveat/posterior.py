@@ -34,6 +34,7 @@ from caveat.storage import (
     State,
     decode,
     encode,
+    moved_state,
     read_state,
     write_json,
     write_state,
@@ -280,11 +281,7 @@ class Posterior:
     @torch.inference_mode(False)  # tensors made in it could not be differentiated later
     def to(self, device: torch.device | str) -> "Posterior":
         """This posterior on a device; samples that are read a few at a time stay where they are."""
-        state = {
-            group: tensors if group == "samples" else {name: t.to(device) for name, t in tensors.items()}
-            for group, tensors in self.state.items()
-        }
-        return dataclasses.replace(self, state=state, network=self.network.to(device))
+        return dataclasses.replace(self, state=moved_state(self.state, device), network=self.network.to(device))
 
 
 def _is_left_out(base: str, frozen: FrozenBase) -> bool:
@@ -468,11 +465,21 @@ def _likelihoods_and_priors() -> list[type]:
 def _method_classes(described: Any, classes: list[type]) -> list[type]:
     """What a saved description of a method may name: `classes`, methods, and the dataclasses among their knobs.
 
-    Other packages are imported only where the method is neither of this one nor among `classes`. A name stands for the
-    last class that has it, so the method's own knobs follow those of others: two packages may use one name.
+    Other packages are imported only where it names something that is neither of this one nor among `classes`. A name
+    stands for the last class that has it, so the method's own knobs follow those of others: two packages may use one
+    name.
     """
     name = described.get("type") if isinstance(described, dict) else None
     own = [*built_in().values()]
-    found = any(cls.__name__ == name for cls in (*own, *classes))
+    known = [*own, *(knob for method in own for knob in knob_classes(method)), *classes]
+    found = _types_in(described) <= {cls.__name__ for cls in known}
     methods = sorted(own if found else discover().values(), key=lambda method: method.__name__ == name)
     return [*(cls for method in methods for cls in (method, *knob_classes(method))), *classes]
+
+
+def _types_in(described: Any) -> set[str]:
+    """The names of all classes that a saved description has."""
+    if isinstance(described, dict):
+        own = {described["type"]} if isinstance(described.get("type"), str) else set()
+        return own.union(*(_types_in(part) for part in described.values()))
+    return set[str]().union(*map(_types_in, described)) if isinstance(described, list) else set()

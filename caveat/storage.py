@@ -35,6 +35,7 @@ __all__ = [
     "decode",
     "digest_of",
     "encode",
+    "moved_state",
     "read_arrays",
     "read_json",
     "read_state",
@@ -216,6 +217,14 @@ def _piece_digest(path: Path, start: int) -> bytes:
 def stored_bytes(state: State) -> int:
     """The bytes that the tensors of a state take on disk."""
     return sum(tensor.numel() * tensor.element_size() for group in state.values() for tensor in group.values())
+
+
+def moved_state(state: State, device: torch.device | str) -> State:
+    """A state on a device; samples that are read a few at a time stay where they are."""
+    return {
+        group: tensors if group.rpartition(".")[2] == "samples" else {name: t.to(device) for name, t in tensors.items()}
+        for group, tensors in state.items()
+    }
 
 
 def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:

@@ -41,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "engine/laplace": {"engine/row_gradients"},
     "engine/channels": {"engine/sparse", "engine/training"},
     "engine/variational": {"engine/channels", "engine/sparse", "engine/training"},
+    "engine/members": {"engine/training"},
     "engine/chains": {"engine/training"},
     "engine/sparse_chains": {
         "engine/chains",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from caveat.cli.commands import commands, tensors_from_files
+from caveat.cli.commands import commands, knobs_from_words
 from caveat.cli.verb import Failure, is_first_rank, printable
 
 __all__ = ["main"]
@@ -51,7 +51,7 @@ def _run(arguments: list[str]) -> int:
             prog="caveat",
             description="Posteriors for PyTorch networks. caveat --version prints the version.",
             args=arguments,
-            registry=tensors_from_files(arguments),
+            registry=knobs_from_words(arguments),
         )
     except ValueError as error:  # a value out of its range
         return _failed(str(error), 2, "--json" in arguments)

@@ -23,7 +23,7 @@ from caveat.cli.reference import FetchReference, ImportReference, Reference, Ref
 from caveat.cli.report import Report
 from caveat.cli.verb import Common, Verb, summary
 
-__all__ = ["VERBS", "commands", "method_summaries", "tensors_from_files"]
+__all__ = ["VERBS", "commands", "knobs_from_words", "method_summaries"]
 
 PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "demo": Demo,
@@ -124,31 +124,57 @@ def _names(options: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(options)}
 
 
-def tensors_from_files(arguments: Sequence[str]) -> Any:
-    """How the parser reads a knob that may be a tensor: from an npy file. None where no method's knobs are read."""
+def knobs_from_words(arguments: Sequence[str]) -> Any:
+    """How the parser reads knobs that no word stands for: a tensor is an npy file, a method a method's name.
+
+    None where no method's knobs are read.
+    """
     if not _methods_named(arguments):
         return None
-    import numpy
     import torch
     from tyro import constructors
 
-    registry = constructors.ConstructorRegistry()
+    from caveat.methods import Method, method_name
 
-    def read(texts: list[str]) -> Any:
-        if not texts[0].endswith(".npy") or not Path(texts[0]).is_file():
-            raise ValueError(f"{texts[0]} is no npy file")
-        return torch.from_numpy(numpy.load(texts[0], allow_pickle=False))
+    registry = constructors.ConstructorRegistry()
 
     @registry.primitive_rule
     def rule(info: Any) -> Any:
-        if info.type is not torch.Tensor:
-            return None
-        return constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="FILE.npy",
-            instance_from_str=read,
-            is_instance=lambda value: isinstance(value, torch.Tensor),
-            str_from_instance=lambda value: [f"a tensor of shape {tuple(value.shape)}"],
-        )
+        if info.type is torch.Tensor:
+            return constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="FILE.npy",
+                instance_from_str=_tensor,
+                is_instance=lambda value: isinstance(value, torch.Tensor),
+                str_from_instance=lambda value: [f"a tensor of shape {tuple(value.shape)}"],
+            )
+        if info.type is Method:
+            return constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="METHOD",
+                instance_from_str=_method,
+                is_instance=lambda value: Method in type(value).__mro__,
+                str_from_instance=lambda value: [method_name(value)],
+            )
+        return None
 
     return registry
+
+
+def _tensor(texts: list[str]) -> Any:
+    import numpy
+    import torch
+
+    if not texts[0].endswith(".npy") or not Path(texts[0]).is_file():
+        raise ValueError(f"{texts[0]} is no npy file")
+    return torch.from_numpy(numpy.load(texts[0], allow_pickle=False))
+
+
+def _method(texts: list[str]) -> Any:
+    """A method by its name, with its defaults."""
+    from caveat.methods import discover
+
+    name = texts[0].replace("-", "_")
+    if name not in discover():
+        raise ValueError(f"{texts[0]} is no method: there are {', '.join(discover())}")
+    return discover()[name]()

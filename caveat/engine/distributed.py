@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 from caveat.priors import Params
+from caveat.storage import State
 
 __all__ = ["Ranks", "current_ranks"]
 
@@ -76,6 +77,37 @@ class Ranks:
                 stacked[name][position] = value
         self.add(tensor.view(torch.uint8) for tensor in stacked.values())  # bytes: any type, bit for bit
         return stacked
+
+    def share(self, mine: dict[int, tuple[State, Any]], count: int) -> list[tuple[State, Any]]:
+        """The states of `count` jobs and plain json beside each, on every rank; `mine` has those that this one did."""
+        return (
+            [mine[job] for job in range(count)]
+            if self.size == 1
+            else [self._from_owner(mine.get(job), job % self.size) for job in range(count)]
+        )
+
+    def _from_owner(self, made: tuple[State, Any] | None, owner: int) -> tuple[State, Any]:
+        """A state and json from the rank that made them; all ranks add up its bytes, of which the others have none."""
+        described: list[Any] = [None]
+        if made is not None:
+            state, told = made
+            described = [
+                ({g: [(n, t.shape, t.dtype, t.device.type) for n, t in ts.items()] for g, ts in state.items()}, told)
+            ]
+        distributed.broadcast_object_list(described, src=owner)
+        shapes, told = described[0]
+        on_gpu = distributed.get_backend() == "nccl"
+        place = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        state = {}
+        for group, tensors in shapes.items():
+            state[group] = {}
+            for name, shape, dtype, kind in tensors:
+                value = torch.zeros(shape, dtype=dtype, device=place)
+                if made is not None:
+                    value.copy_(made[0][group][name])
+                self.add([value.view(-1).view(torch.uint8)])
+                state[group][name] = value.to(kind if kind == "cpu" else place)
+        return state, told
 
     def differing(self, identity: dict[str, Any]) -> dict[str, list[int]]:
         """The entries of an identity that some ranks have otherwise than the first one, and which ranks these are."""

@@ -3,8 +3,9 @@
     p(y | x) = 1/M sum_m p(y | x, theta_m),   theta_m trained from its own initial weights and in its own order
 
 Members find different modes of the posterior, which a single Gaussian around one mode cannot do. Each member is a MAP
-under the prior. On a GPU members are trained side by side. The ranks of a distributed run divide the members among
-them, and a member that is finished is never trained again when a run is resumed.
+under the prior. `Ensemble` makes such a mixture of the posteriors of any method. On a GPU members are trained side by
+side. The ranks of a distributed run divide the members among them, and a member that is finished is never trained again
+when a run is resumed.
 """
 
 from collections.abc import Iterator
@@ -13,12 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from caveat.engine.fresh_weights import FreshWeights
+from caveat.engine.members import check_points, draws_of_points, fresh_points
 from caveat.engine.method import Method
-from caveat.engine.predictors import pick
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.state_checks import check_hyper, check_names, check_point
-from caveat.engine.training import ADAM, Training, train_points
+from caveat.engine.training import ADAM, Training
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params
 from caveat.storage import State
@@ -51,37 +50,22 @@ class DeepEnsemble(Method):
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train every member from fresh weights."""
-        network = task.network.to(run.device)
-        fresh_weights, mine = FreshWeights(network), dict[int, Params]()
         parts = {m: run.child(f"member-{m + 1}", alone=True) for m in run.ranks.mine(range(self.members))}
-        for m, part in parts.items():
-            if (finished := part.appended("member")) is not None:
-                mine[m] = finished[0]["member"]
-        missing = [m for m in parts if m not in mine]
-        starts: list[State] = [{"params": fresh_weights(parts[m].rng), "hyper": task.hyper} for m in missing]
-        points = train_points(task, network, starts, self.training, [parts[m] for m in missing])
-        for m, point in zip(missing, points, strict=True):
-            mine[m] = point.draw()
-            parts[m].append("member", {"member": mine[m]})
+        points, notes = fresh_points(task, parts, self.training)
         for part in parts.values():
             run.absorb(part)
-        mine = {m: {name: value.to(run.device) for name, value in mine[m].items()} for m in parts}
-        run.warnings.extend(fresh_weights.notes())
+        run.warnings.extend(notes)
         run.add_costs_of_ranks()
-        state = {"params": run.ranks.gather(mine, self.members), "hyper": task.hyper}
-        return state, run.info(network, f"{self.members} point estimates")
+        state = {"params": run.ranks.gather(points, self.members), "hyper": task.hyper}
+        return state, run.info(task.network.to(run.device), f"{self.members} point estimates")
 
     def check_state(self, state: State, network: Network) -> None:
         """Refuse a state that is not as many points of the network as there are members."""
-        check_names("state", state, ["params", "hyper"])
-        check_hyper(state["hyper"], network)
-        noise = {name: value for name, value in state["hyper"].items() if name == "log_noise"}
-        check_point("params", state["params"], network, (self.members,), noise)
+        check_points(state, network, self.members)
 
     def draws(self, state: State, network: Network, n: int, rng: torch.Generator) -> Iterator[Params]:
         """N members: each equally often, the remainder at random."""
-        for m in pick(self.members, n, rng):
-            yield {name: stack[m] for name, stack in state["params"].items()}
+        return draws_of_points(state, self.members, n, rng)
 
 
 DeepEnsemble.quick = DeepEnsemble(members=4, training=Training(epochs=40))

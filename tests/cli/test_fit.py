@@ -195,3 +195,13 @@ def test_a_score_is_a_name_or_a_file_of_numbers(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["fit", "subnetwork_laplace", "--out", str(tmp_path / "wrong"), "--score", "engery", *options])
     assert "engery" in capsys.readouterr().err
+
+
+def test_an_ensemble_takes_its_method_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "posterior"
+    code, _, err = run(capsys, "fit", "ensemble", "--of", "last-layer-laplace", "--members", 2, "--out", out, *QUICK)
+    assert code == 0, err
+    described = json.loads((out / "posterior.json").read_text())["method"]["fields"]
+    assert (described["of"]["type"], described["members"]) == ("LastLayerLaplace", 2)
+    code, _, err = run(capsys, "fit", "ensemble", "--of", "swog", "--out", tmp_path / "none", *QUICK)
+    assert (code != 0, "swog" in err) == (True, True)

@@ -57,6 +57,11 @@ for count in (3, 1, 2, 5):
         bits, wanted = (t.reshape(-1).view(torch.uint8) for t in (stack, expected))
         assert torch.equal(bits, wanted), (count, name)
     assert list(gathered) == list(draw(0))
+    states = ranks.share({i: ({"a": draw(i), f"only {i}": {}}, {"number": i}) for i in jobs}, count)
+    for i, (state, told) in enumerate(states):
+        assert told == {"number": i} and list(state) == ["a", f"only {i}"]
+        for name, value in draw(i).items():
+            assert state["a"][name].dtype == value.dtype and torch.equal(state["a"][name], value), (count, name)
 
 for n in (7, 2, 1):
     part = ranks.part(torch.arange(n))

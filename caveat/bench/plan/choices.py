@@ -4,6 +4,7 @@
     method = "hmc"                         # the label unless given
     like = "hmc"                           # or: begin with the keys of that label, without its `sweep` and `tune`
     chains = 4                             # any knob of the method
+    of = "swag"                            # of an ensemble: a method, or a table of `method` and its knobs
     prior = "laplace"                      # a family, as wide as 1 / prior_precision, or file.py:function
     prior_factor = 10.0                    # the prior's variance times this
     data = ["digits"]                      # fitted to these data sets only
@@ -18,7 +19,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from caveat.bench.plan.keys import as_list, as_strings, as_table, beside, check_known, check_names, merged, with_key
 from caveat.bench.plan.priors import FAMILIES
@@ -174,6 +175,14 @@ def _leaves(table: Mapping[str, Any], key: str) -> list[tuple[tuple[str, ...], l
     return leaves
 
 
+def _inner_method(given: Any, key: str) -> Any:
+    """The method that is a knob of another: a name, or a table of `method` and its knobs."""
+    knobs = {"method": given} if isinstance(given, str) else dict(as_table(key, given))
+    name = knobs.pop("method", None)
+    check_known(f"{key}.method", name, discover())
+    return _with_knobs(discover()[str(name)](), knobs, key)
+
+
 def _with_knobs(default: Any, knobs: Mapping[str, Any], key: str) -> Any:
     """A dataclass with some fields set: nested tables are its nested dataclasses, lists its tuples."""
     known = [f.name for f in dataclasses.fields(default) if f.init]
@@ -181,7 +190,9 @@ def _with_knobs(default: Any, knobs: Mapping[str, Any], key: str) -> Any:
     values = {}
     for name, value in knobs.items():
         nested = getattr(default, name)
-        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
+        if Method in get_args(get_type_hints(type(default))[name]):
+            value = _inner_method(value, f"{key}.{name}")
+        elif dataclasses.is_dataclass(nested) and isinstance(value, dict):
             value = _with_knobs(nested, value, f"{key}.{name}")
         values[name] = tuple(value) if isinstance(value, list) else value
     return with_key(key, lambda: dataclasses.replace(default, **values))

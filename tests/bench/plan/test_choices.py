@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from caveat import HMC, DeepEnsemble, GaussianPrior, LaplacePrior, bench
+from caveat import HMC, SSVI, SWAG, DeepEnsemble, Ensemble, GaussianPrior, LaplacePrior, bench
 from caveat.bench.plan import Cell, prior_of
 from caveat.data import load
 from tests.bench.small import GOOD, complaint_of
@@ -86,3 +86,13 @@ def test_a_prior_of_its_own_makes_another_cell(tmp_path: Path) -> None:
 )
 def test_complaints_name_the_key(text: str, complaint: str, tmp_path: Path) -> None:
     assert complaint in complaint_of(tmp_path, GOOD + text)
+
+
+def test_an_ensemble_is_of_a_method_by_name_or_with_its_knobs(tmp_path: Path) -> None:
+    text = "[methods.multi]\nmethod = 'ensemble'\nof = 'swag'\n[methods.few]\nmethod = 'ensemble'\nmembers = 2\n"
+    text += "of.method = 'ssvi'\nof.density = 0.2\n"
+    grid = cells(tmp_path, GOOD + text)
+    assert grid["multi"].method == Ensemble(of=SWAG())
+    assert grid["few"].method == Ensemble(of=SSVI(density=0.2), members=2)
+    complaint = complaint_of(tmp_path, GOOD + "[methods.multi]\nmethod = 'ensemble'\nof = 'swog'\n")
+    assert "methods.multi.of.method: there is no 'swog' (did you mean 'swag'?)" in complaint
