@@ -28,7 +28,7 @@ from caveat.engine.members import (
 from caveat.engine.method import Method
 from caveat.engine.predictors import DrawPredictor, Predictor
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.training import Training, warn_if_nothing_was_learned
+from caveat.engine.training import Training
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params, unwrapped
 from caveat.storage import CorruptFile, State, digest_of, moved_state
@@ -121,9 +121,6 @@ class Ensemble(Method):
             run.warnings.extend(notes)
             return points
         chosen = points_of_modules([self.given[m] for m in parts], task, run.device)
-        for point in chosen:
-            at = start_of(point, task)
-            warn_if_nothing_was_learned(task, task.network.to(run.device), at["params"], at["hyper"], run)
         return dict(zip(parts, chosen, strict=True))
 
     def _fitted(self, of: Method, task: Task, parts: dict[int, Run], run: Run) -> dict[int, tuple[State, Any]]:
