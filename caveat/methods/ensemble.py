@@ -28,7 +28,7 @@ from caveat.engine.members import (
 from caveat.engine.method import Method
 from caveat.engine.predictors import DrawPredictor, Predictor
 from caveat.engine.run import Info, Run, StartsFrom
-from caveat.engine.training import Training
+from caveat.engine.training import ADAM, Training
 from caveat.knobs import Count, check_knobs
 from caveat.network import Network, Params, unwrapped
 from caveat.storage import CorruptFile, State, digest_of, moved_state
@@ -43,7 +43,7 @@ class Ensemble(Method):
 
     of: Method | None = None  # the method of every member, such as SWAG(); points without one
     members: Count = 5
-    training: Training = Training()  # of points, and of those that members start from where the method needs some
+    training: Training = ADAM  # of points, and of those that members start from where the method needs some
     networks: tuple[str, ...] = ()  # digests of trained networks; `from_modules` sets them
     given: tuple[nn.Module, ...] = field(default=(), init=False, repr=False, compare=False)  # those networks
     starts_from: ClassVar[StartsFrom] = "fresh"
@@ -51,10 +51,11 @@ class Ensemble(Method):
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        object.__setattr__(self, "training", self.training.filled(ADAM))
         if self.of is not None and Method not in type(self.of).__mro__:
             raise ValueError(f"Ensemble(of={self.of!r}): must be a method, such as caveat.SWAG()")
         trains_points = self.of is None or self.of.starts_from == "trained"
-        if self.training != Training() and (not trains_points or self.networks):
+        if self.training != ADAM and (not trains_points or self.networks):
             who = "networks that are trained" if self.networks else f"{type(self.of).__name__}, which trains by itself"
             raise ValueError(f"Ensemble(training=...) is for points, and these members are of {who}: leave it out")
         if self.networks and self.of is not None and self.of.starts_from == "fresh":
