@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from caveat import models
 from caveat.data import DataSet, load, prepare
 from caveat.data.dataset import listed, unprepare
 from caveat.data.own import read_own, read_own_inputs
+from caveat.data.own_tables import Known, is_table, known_of
 from caveat.data.sets import own_path
-from caveat.data.tables import Known, whole_number
+from caveat.data.tables import Encoding, whole_number
 from caveat.files import named_function, names_function, was_run_before
 from caveat.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from caveat.posterior import Posterior
@@ -78,17 +79,36 @@ class Recipe:
         parameters: str,
         validation: float,
         augment: Augment | None = None,
+        class_weights: Literal["balanced"] | tuple[float, ...] | None = None,
     ) -> Task:
-        """The task: this model on the training rows; `validation` is a share of them where the data have none."""
+        """The task: this model on the training rows; `validation` is a share of them where the data have none.
+
+        Classes with weights count so much in the likelihood; balanced ones N / (C N_c), so that all count alike.
+        """
+        likelihood = _LIKELIHOODS[self.likelihood]
+        if class_weights is not None:
+            if not isinstance(likelihood, Categorical):
+                raise ValueError(f"class weights are for the likelihood categorical, and this is {self.likelihood}")
+            weights = _balanced(data) if class_weights == "balanced" else class_weights
+            likelihood = replace(likelihood, class_weights=weights)
         return Task(
             self.module(seed),
             data.train,
-            _LIKELIHOODS[self.likelihood],
+            likelihood,
             prior,
             validation=(validation or None) if data.validation is None else data.validation,
             parameters=parameters,
             augment=augment,
         )
+
+
+def _balanced(data: DataSet) -> tuple[float, ...]:
+    """Weights with which every class counts alike, one on average over the training rows."""
+    counts = torch.bincount(data.train.tensors[1].long(), minlength=data.n_outputs)
+    if not counts.all():
+        missing = data.class_names[int((counts == 0).nonzero()[0])]
+        raise ValueError(f"class weights cannot be balanced: no training row is of the class {missing}")
+    return tuple((counts.sum() / (len(counts) * counts)).tolist())
 
 
 def read_posterior(folder: Path, device: torch.device, model: str | None = None) -> tuple[Posterior, Recipe]:
@@ -116,7 +136,10 @@ def _stored_recipe(folder: Path) -> Recipe:
     if not 0 < math.prod((recipe.n_outputs, *recipe.input_shape)) < 2**31 or min(recipe.input_shape, default=1) < 1:
         raise CorruptFile(f"{where} is of inputs {list(recipe.input_shape)} and {recipe.n_outputs} outputs")
     read = {key: value for key, value in recipe.preprocessing.items() if key in _PREPARED}
-    as_kind(read, _Preprocessing, f"{where}, preprocessing")
+    try:
+        as_kind(read, _Preprocessing, f"{where}, preprocessing")
+    except ValueError as error:
+        raise CorruptFile(f"{where}, preprocessing: {error}") from error
     return recipe
 
 
@@ -129,6 +152,9 @@ class _Preprocessing:
     pixel_range: tuple[float, ...] = (0.0, 1.0)
     columns: list[str] = field(default_factory=list)
     target: str | None = None
+    target_unit: str | None = None
+    id: str | None = None
+    encoding: Encoding | None = None
     black: list[float] | float | None = None
 
 
@@ -139,8 +165,7 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     """A data set as a posterior knows its own: columns and classes by name, standardised alike; else its own data."""
     name = source or _known_source(recipe.data)
     path = own_path(name)
-    columns = tuple(recipe.preprocessing.get("columns", ()))
-    known = Known(columns, recipe.preprocessing.get("target"), "classes" if recipe.class_names else "numbers")
+    known = _known(recipe)
     choices = recipe.choices if name == recipe.data else {}
     seed = int(choices.get("seed", 0))
     data = load(name, data_dir, **choices) if path is None else read_own(path, seed, known)
@@ -153,7 +178,8 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
         TensorDataset(_as_known(recipe, x, data, name), _targets(recipe, y, data, name))
         for x, y in (data.train.tensors, data.test.tensors)
     )
-    origin = {k: v for k, v in data.preprocessing.items() if k in ("source", "split", "columns", "target")}
+    kept = ("source", "split", "columns", "target", "encoding", "notes")
+    origin = {key: value for key, value in data.preprocessing.items() if key in kept}
     return replace(
         data,
         train=train,
@@ -164,32 +190,52 @@ def data_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> DataSe
     )
 
 
+def _known(recipe: Recipe) -> Known:
+    """What a posterior knows of its data."""
+    return known_of(recipe.preprocessing)._replace(kind="classes" if recipe.class_names else "numbers")
+
+
 class PreparedInputs(NamedTuple):
-    """Rows to predict, and their files where each has one of its own."""
+    """Rows to predict; their files, or names from a table, where they have some; and notes on how they were read."""
 
     rows: Rows
     files: tuple[str, ...]
+    ids: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
-def inputs_of(recipe: Recipe, source: str | None, data_dir: Path | None) -> PreparedInputs:
-    """Inputs to predict, prepared as the posterior's data were; of a named data set the test rows."""
+def inputs_of(
+    recipe: Recipe, source: str | None, data_dir: Path | None, id_column: str | None = None
+) -> PreparedInputs:
+    """Inputs to predict, prepared as the posterior's data were; of a named data set the test rows.
+
+    `id_column` names the rows of a table; else the column of the posterior's own data that does.
+    """
     name = source or _known_source(recipe.data)
     path = own_path(name)
     files: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    if id_column is not None and (path is None or not is_table(path)):
+        raise ValueError(f"the id {id_column!r} is to be a column of a csv or parquet file, which {name!r} is not")
     if path is None:
         data = load(name, data_dir, **(recipe.choices if name == recipe.data else {}))
         x = _as_known(recipe, data.test.tensors[0], data, name)
     else:
-        if path.suffix == ".csv" and len(recipe.input_shape) != 1:
+        if is_table(path) and len(recipe.input_shape) != 1:
             raise ValueError(f"{name}: a table, but a row of the posterior's data has shape {list(recipe.input_shape)}")
-        raw, files = read_own_inputs(path, recipe.preprocessing.get("columns", ()), recipe.input_shape[0])
+        known = _known(recipe)
+        known = known if id_column is None else known._replace(id=id_column)
+        raw, files, ids, notes = read_own_inputs(path, known, recipe.input_shape[0])
+        if id_column is not None and not ids:
+            raise ValueError(f"{name} lacks the column {id_column}")
         x = prepare(_shaped(recipe, raw, name, path), recipe.preprocessing)
     finite = x.flatten(1).isfinite().all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
         where = files[row] if files else f"row {row + 1}"
         raise ValueError(f"{name}: {where} has missing or infinite values; remove it")
-    return PreparedInputs(Rows(TensorDataset(x), needs_targets=False), files)
+    return PreparedInputs(Rows(TensorDataset(x), needs_targets=False), files, ids, notes)
 
 
 def _prepared_alike(recipe: Recipe, data: DataSet) -> bool:

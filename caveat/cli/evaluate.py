@@ -33,6 +33,7 @@ class Evaluate(Verb):
         """Score one posterior after the other."""
         from caveat import data as sets
         from caveat import report
+        from caveat.data.own import target_title
         from caveat.evaluate import evaluate
         from caveat.recipe import data_of, read_posterior
 
@@ -60,6 +61,7 @@ class Evaluate(Verb):
                 folder=self.out / folder.resolve().name,
                 label=folder.resolve().name,
                 class_names=data.class_names,
+                target=target_title(data),
                 draws=self.draws,
                 seed=common.seed,
                 keep_samples=self.keep_samples,

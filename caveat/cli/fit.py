@@ -18,11 +18,14 @@ class Fit(Verb):
     """Fit a method to a data set and write the posterior to a folder."""
 
     out: Path  # the posterior's folder; an unfinished fit keeps its place in <out>.partial and goes on from there
-    data: str = "digits"  # a data set's name, or a path to an npz, a csv, or a folder of class folders
+    data: str = "digits"  # a data set's name, or a path to an npz, a csv, a parquet file or a folder of class folders
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
-    target: str | None = None  # the column of a csv that is the target; the last one unless given
+    target: str | None = None  # the column of a table that is the target; the last one unless given
+    id: str | None = None  # the column of a table that names its rows: no input, but beside each prediction
+    text: tuple[str, ...] = ()  # columns of a table that are categories although they hold numbers, such as postcodes
     model: str = "mlp"  # mlp, lenet5, lenet_caffe, resnet18, resnet20_frn, cnn_lstm, or file.py:function that makes one
     likelihood: LikelihoodName = "auto"  # of the targets; auto goes by the data
+    class_weights: Literal["balanced"] | tuple[Positive, ...] | None = None  # balanced, or one number a class
     prior_precision: Positive = 1.0  # of a Gaussian prior on every weight
     parameters: str = "*"  # pattern of the names of the weights that inference is about
     validation: Annotated[float, Range(0, 1, open_high=True)] = 0.1  # share of the training rows held out for tuning
@@ -52,7 +55,7 @@ class Fit(Verb):
             remove_leftovers(self.out)
             raise FileExistsError(f"{self.out} exists: choose another --out, or delete it")
         # One split whatever the seed, so that runs can be compared.
-        data = load(self.data, self.data_dir, target=self.target)
+        data = load(self.data, self.data_dir, target=self.target, id=self.id, text=self.text)
         common.show_data(self.data, data)
         recipe = Recipe.of(data, self.data, self.model, self.likelihood)
         task = recipe.task(
@@ -61,6 +64,7 @@ class Fit(Verb):
             prior=GaussianPrior(self.prior_precision),
             parameters=self.parameters,
             validation=self.validation,
+            class_weights=self.class_weights,
         )
         start: Any = discover()["map"]() if method.starts_from == "trained" else None
         if self.start is not None:

@@ -15,10 +15,12 @@ class Predict(Verb):
 
     posterior: Path  # a folder that `caveat fit` wrote
     out: Path = Path("predictions.npz")  # the file to write: an npz, or a csv with one line a row
-    data: str | None = None  # an npz, a csv or a folder of images, targets or not; or a name; else the posterior's own
+    data: str | None = None  # an npz, a table or a folder of images, targets or not; a name; else the posterior's own
     data_dir: Path | None = None  # where named data sets are; else CAVEAT_DATA, else the user's cache
     model: str | None = None  # takes the place of the stored one: file.py:function, or a name
     draws: int | None = None  # posterior draws; the method's own number unless given
+    id: str | None = None  # the column of a table that names its rows; the one that the fit had unless given
+    level: tuple[float, ...] = ()  # of the intervals of numbers, such as .9 .5; 0.9 unless given
 
     def run(self, common: Common) -> None:
         """Predict and write."""
@@ -31,13 +33,19 @@ class Predict(Verb):
         if self.out.exists():
             raise FileExistsError(f"--out {self.out} exists: choose another file")
         posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
-        rows, files = inputs_of(recipe, self.data, self.data_dir)
-        arrays = predict_rows(posterior, rows, draws=self.draws, seed=common.seed, progress=not common.quiet)
-        names = {"files": files, "class_names": recipe.class_names}
+        if self.level and posterior.network.likelihood.kind != "regression":
+            raise ValueError(f"--level {self.level[0]:g}: intervals are of numbers; this posterior predicts classes")
+        rows, files, ids, notes = inputs_of(recipe, self.data, self.data_dir, self.id)
+        common.note(notes)
+        arrays = predict_rows(
+            posterior, rows, draws=self.draws, seed=common.seed, levels=self.level, progress=not common.quiet
+        )
+        names = {"files": files, "ids": ids, "class_names": recipe.class_names}
         arrays |= {name: np.array(texts) for name, texts in names.items() if texts}
         content: dict[str, Any] = {"out": str(self.out), "rows": len(rows)}
         if self.out.suffix == ".csv":
-            written = write_prediction_csv(self.out, arrays)
+            id_column = self.id or recipe.preprocessing.get("id")
+            written = write_prediction_csv(self.out, arrays, self.level or (0.9,), id_column)
             content["columns"] = written
         else:
             write_arrays(self.out, arrays)

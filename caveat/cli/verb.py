@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,13 @@ class Common:
 
         if own_path(source) is not None and not self.quiet and is_first_rank():
             print(printable(what_was_read(data)), file=sys.stderr, flush=True)
+            self.note(data.preprocessing.get("notes", ()))
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Notes on standard error, a line each."""
+        if not self.quiet and is_first_rank():
+            for note in notes:
+                print(printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 class Failure(RuntimeError):  # noqa: N818 - the name says what it is

@@ -5,6 +5,7 @@ from caveat.data.condition_sets import Conditions, conditions
 from caveat.data.dataset import DataSet, prepare
 from caveat.data.download import download
 from caveat.data.ood import ood_pairs, out_of_distribution
+from caveat.data.own_tables import from_frame, prepare_table
 from caveat.data.sets import load, names
 from caveat.data.shifts import CORRUPTIONS, SHIFTS, Shift, gap_mask, gap_split, rotate, shift, shifted
 
@@ -17,6 +18,7 @@ __all__ = [
     "conditions",
     "crop_and_flip",
     "download",
+    "from_frame",
     "gap_mask",
     "gap_split",
     "load",
@@ -24,6 +26,7 @@ __all__ = [
     "ood_pairs",
     "out_of_distribution",
     "prepare",
+    "prepare_table",
     "rotate",
     "shift",
     "shifted",

@@ -59,7 +59,13 @@ class Arrays(NamedTuple):
 
 
 def random_split(x: Array, y: Array, seed: int, stratify: bool) -> Arrays:
-    """One row in five for testing, drawn by `seed`; with `stratify` one in five of every class, up to rounding."""
+    """One row in five for testing, see `rows_for_testing`."""
+    is_test = rows_for_testing(y, seed, stratify)
+    return Arrays(x[~is_test], y[~is_test], x[is_test], y[is_test])
+
+
+def rows_for_testing(y: Array, seed: int, stratify: bool) -> Array:
+    """Which rows are for testing, [N]: one in five, drawn by `seed`; with `stratify` of every class, up to rounding."""
     if len(y) < TEST_EVERY:
         raise ValueError(f"{len(y)} rows are too few to split: at least {TEST_EVERY} are needed")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).numpy()
@@ -67,7 +73,7 @@ def random_split(x: Array, y: Array, seed: int, stratify: bool) -> Arrays:
         order = order[np.argsort(y[order], kind="stable")]
     is_test = np.zeros(len(y), dtype=bool)
     is_test[order[TEST_EVERY - 1 :: TEST_EVERY]] = True
-    return Arrays(x[~is_test], y[~is_test], x[is_test], y[is_test])
+    return is_test
 
 
 def assemble(

@@ -1,47 +1,52 @@
-"""Data of one's own: npz, csv and folders of images, with targets to fit and score, or without to predict."""
+"""Data of one's own: npz, tables and folders of images, with targets to fit and score, or without to predict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from caveat.data.dataset import Array, Arrays, DataSet, Likelihood, assemble, listed, random_split
+from caveat.data.dataset import Array, Arrays, DataSet, assemble, listed, random_split
+from caveat.data.own_tables import UNKNOWN, Known, is_table, known_of, table_data, table_inputs
 from caveat.data.readers import read_image_folder, read_images, read_npz_inputs, read_npz_pair
-from caveat.data.tables import MAX_CLASSES, Known, read_csv, read_csv_inputs
+from caveat.data.tables import MAX_CLASSES, read_table
 
 
 class RawInputs(NamedTuple):
-    """Raw inputs, and the files they were read from where each has one of its own."""
+    """Raw inputs; the files they were read from, or the names of the rows, where they have some; and notes."""
 
     x: Array
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def read_own(path: Path, seed: int, known: Known) -> DataSet:
+def read_own(path: Path, seed: int, known: Known = UNKNOWN) -> DataSet:
     """The training and test rows at a path that exists; those without a test part are split at random by `seed`."""
     if path.suffix == ".npz":
         data = _from_npz(path, known)
+    elif is_table(path):
+        data = table_data(read_table(path), path.stem, str(path), seed, known)
     elif _is_split(path):
         data = _from_split_folder(path, known)
     else:
-        data = _from_rows(path, seed, known)
+        data = _from_folder(path, seed, known)
     if known.kind is None:
         _check_varied(path, data)
     return data
 
 
-def read_own_inputs(path: Path, columns: Sequence[str], width: int) -> RawInputs:
+def read_own_inputs(path: Path, known: Known, width: int) -> RawInputs:
     """Inputs to predict, targets or not: the test rows where there is a test part, otherwise every row.
 
-    A table's inputs are its `columns` by name; without names they are the first `width`.
+    A table's inputs are the columns that are known by name; without names they are the first `width`.
     """
     if path.suffix == ".npz":
-        return RawInputs(read_npz_inputs(path), ())
-    if path.suffix == ".csv":
-        return RawInputs(read_csv_inputs(path, columns, width), ())
+        return RawInputs(read_npz_inputs(path))
+    if is_table(path):
+        x, ids, notes = table_inputs(path, known, width)
+        return RawInputs(x, (), ids, notes)
     x, files = read_images(path / "test" if _is_split(path) else path)
     return RawInputs(x, tuple(file.relative_to(path).as_posix() for file in files))
 
@@ -51,8 +56,7 @@ def what_was_read(data: DataSet) -> str:
     shape, y = list(data.train.tensors[0].shape[1:]), _all_targets(data)
     rows = f"{Path(data.preprocessing['source']).resolve().name}: {len(data.train)} + {len(data.test)}"
     if "columns" in data.preprocessing:
-        inputs, target = listed(data.preprocessing["columns"]), data.preprocessing["target"]
-        rows += f" rows, inputs {inputs}, target {target}"
+        rows += f" rows, {_columns_read(data.preprocessing)}"
     elif len(shape) == 1:
         rows += f" rows of {shape[0]} input{'s' * (shape[0] > 1)}"
     else:
@@ -65,6 +69,26 @@ def what_was_read(data: DataSet) -> str:
         whole = listed([f"{value:.0f}" for value in values])
         return f"{rows}, regression ({len(values)} whole numbers; classes are written as {whole})"
     return f"{rows}, regression"
+
+
+def target_title(data: DataSet) -> str:
+    """What the target of a table is called, with its unit; nothing for other data."""
+    name, unit = data.preprocessing.get("target", ""), data.preprocessing.get("target_unit")
+    return f"{name}, {unit}" if unit else str(name)
+
+
+def _columns_read(preprocessing: dict[str, Any]) -> str:
+    """The columns of a table: what those are that are not plain numbers, the target, and what is left out."""
+    encoding = known_of(preprocessing).encoding
+    assert encoding is not None
+    kinds = {column.name: f" ({column.unit})" for column in encoding.numbers if column.unit}
+    kinds |= {column.name: f" (date, {column.written})" for column in encoding.dates}
+    kinds |= {c.name: f" (text, {len(c.categories)} values{' and others' * c.other})" for c in encoding.categories}
+    inputs = listed([f"{name}{kinds.get(name, '')}" for name in encoding.columns])
+    unit = preprocessing.get("target_unit")
+    said = f"inputs {inputs}, target {preprocessing['target']}{f' in {unit}' if unit else ''}"
+    out = [f"{name} ({why})" if name else why for name, why in encoding.left_out.items()]
+    return f"{said}, left out {listed(out)}" if out else said
 
 
 def _all_targets(data: DataSet) -> Array:
@@ -82,19 +106,14 @@ def _is_split(path: Path) -> bool:
     return (path / "train").is_dir() and (path / "test").is_dir()
 
 
-def _from_rows(path: Path, seed: int, known: Known) -> DataSet:
+def _from_folder(path: Path, seed: int, known: Known) -> DataSet:
     provenance: dict[str, Any] = {"source": str(path), "split": f"random, seed {seed}"}
-    if path.suffix == ".csv":
-        x, y, class_names, columns, target = read_csv(path, known)
-        provenance |= {"columns": list(columns), "target": target}
-    else:
-        x, y, class_names = read_image_folder(path)
+    x, y, class_names = read_image_folder(path)
     try:
-        arrays = random_split(x, y, seed, stratify=bool(class_names))
+        arrays = random_split(x, y, seed, stratify=True)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    likelihood: Likelihood = "categorical" if class_names else "gaussian"
-    return assemble(path.stem, arrays, likelihood, class_names, provenance, prepared=known.prepared)
+    return assemble(path.stem, arrays, "categorical", class_names, provenance, prepared=known.prepared)
 
 
 def _from_npz(path: Path, known: Known) -> DataSet:

@@ -3,14 +3,16 @@
 A name is one of `names()`. A path is
 - a `.npz` file with `x_train`, `y_train`, `x_test`, `y_test`: inputs [N, D], [N, H, W] or [N, C, H, W]; targets of
   integers or text are classes, floating-point targets are regression;
-- a `.csv` file with a header, numeric columns and the target, the last one unless named: at most 20 distinct values,
-  all text or all whole numbers without a decimal point, are classes, any other numbers are regression;
+- a `.csv` file with a header or a `.parquet` file, whose columns are numbers, dates or text, with blanks, see
+  `caveat.data.tables`; the target is the last one unless named: at most 20 distinct values, all text or all whole
+  numbers without a decimal point, are classes, any other numbers are regression;
 - a folder with one folder of images for each class, or such folders below `train` and `test`;
 - `file.py:function`, where `function(data_dir, seed)` returns a `DataSet`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from caveat.data import embedded, uci
@@ -18,8 +20,8 @@ from caveat.data.dataset import Arrays, DataSet, assemble
 from caveat.data.download import locate
 from caveat.data.images import IMAGE_SETS, load_images
 from caveat.data.own import read_own
+from caveat.data.own_tables import Known, is_table
 from caveat.data.readers import read_npz
-from caveat.data.tables import Known
 from caveat.files import named_function, names_function, regular_file
 
 SPLIT_AT_RANDOM = {"digits": embedded.digits, "breast_cancer": embedded.breast_cancer, "diabetes": embedded.diabetes}
@@ -47,23 +49,29 @@ def load(
     gap: bool = False,
     seed: int = 0,
     target: str | None = None,
+    id: str | None = None,
+    text: Sequence[str] = (),
 ) -> DataSet:
     """A data set by name or by path; nothing is downloaded.
 
     Args:
-        name: one of `names()`, a path to an npz file, a csv file or a folder of class folders, or `file.py:function`.
+        name: one of `names()`, a path to an npz, csv or parquet file or to a folder of class folders, or
+            `file.py:function`.
         data_dir: where to look first; then come CAVEAT_DATA, the user's cache and /usr/share/datasets.
         split: which of the published splits of a `uci/` set.
         gap: take the gap splits of a `uci/` set rather than the standard ones.
         seed: draws the test fifth of sets that come without a published test set; given to `file.py:function`.
-        target: the column of a csv that is the target; the last one unless given.
+        target: the column of a table that is the target; the last one unless given.
+        id: the column of a table that names its rows, which is no input.
+        text: columns of a table that are categories although they hold numbers, such as postcodes.
 
     Raises:
         FileNotFoundError: with every place looked in, and what to do.
     """
     path = own_path(name)
-    if target is not None and (path is None or path.suffix != ".csv"):
-        raise ValueError(f"target={target!r} is to be a column of a csv file, which {name!r} is not")
+    for option, column in {"target": target, "id": id, "text": tuple(text) or None}.items():
+        if column is not None and (path is None or not is_table(path)):
+            raise ValueError(f"{option}={column!r} is to be of a csv or parquet file, which {name!r} is not")
     prefix, _, table = name.partition("/")
     if prefix == "uci" and table in uci.TABLES:
         _, paths = locate(name, [["uci_regression.npz"], [f"uci_{table}.npz"]], data_dir)
@@ -74,7 +82,7 @@ def load(
     if names_function(name):
         return _from_function(name, data_dir, seed)
     if path is not None:
-        return read_own(path, seed, Known(target=target))
+        return read_own(path, seed, Known(target=target, id=id, text=tuple(text)))
     if name in SPLIT_AT_RANDOM:
         return SPLIT_AT_RANDOM[name](seed)
     if name == "mnist1d":
@@ -110,12 +118,12 @@ def own_path(name: str) -> Path | None:
     if name in names() or names_function(name):
         return None
     path = Path(name)
-    is_file = path.suffix in (".npz", ".csv")
+    is_file = path.suffix == ".npz" or is_table(path)
     if not (path.is_dir() or (is_file and path.is_file())):
         if is_file:
             raise FileNotFoundError(f"{regular_file(path)} does not exist")
         raise ValueError(
-            f"{str(path)!r} is neither a known data set nor a path to an .npz file, a .csv file or a folder of class "
-            f"folders; known are {', '.join(names())}"
+            f"{str(path)!r} is neither a known data set nor a path to an .npz, .csv or .parquet file or a folder of "
+            f"class folders; known are {', '.join(names())}"
         )
     return path

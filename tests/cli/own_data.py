@@ -69,7 +69,7 @@ def without_columns(posterior: Path, target: Path) -> Path:
 
     content = json.loads((posterior / "posterior.json").read_text())
     del content["checksum"]
-    for key in ("columns", "target"):
+    for key in ("columns", "target", "encoding", "inputs", "target_unit", "id"):
         content["note"]["recipe"]["preprocessing"].pop(key, None)
     target.mkdir()
     (target / "state.safetensors").write_bytes((posterior / "state.safetensors").read_bytes())

@@ -139,7 +139,7 @@ def test_targets_that_cannot_be_learned_from_are_refused(tmp_path: Path, capsys:
         assert (code, (tmp_path / "p").exists()) == (1, False)
         assert f"const.csv: the target is {value} in every row, so there is nothing to learn" in err
     code, _, err = run(capsys, "fit", "map", "--data", "digits", "--target", "y", "--out", tmp_path / "p")
-    assert (code, "target='y' is to be a column of a csv file, which 'digits' is not" in err) == (1, True)
+    assert (code, "target='y' is to be of a csv or parquet file, which 'digits' is not" in err) == (1, True)
     code, _, err = run(capsys, "fit", "map", "--data", data, "--target", "z", "--out", tmp_path / "p")
     assert (code, "const.csv lacks the column z; it has a, b, y" in err) == (1, True)
 

@@ -74,14 +74,15 @@ def test_every_csv_row_is_predicted_with_or_without_a_target(
     assert code == 0, err
     assert "4 rows" in printed
     rows = lines(out)
-    columns = ["row", "mean", "standard_deviation", "aleatoric", "epistemic", "lower_90", "upper_90"]
+    deviations = ["standard_deviation", "aleatoric_deviation", "epistemic_deviation"]
+    columns = ["row", "mean", *deviations, "lower_90", "upper_90"]
     assert list(rows[0]) == columns
     assert [row["row"] for row in rows] == ["0", "1", "2", "3"]
-    variance = float(rows[1]["aleatoric"]) + float(rows[1]["epistemic"])
+    variance = sum(float(rows[1][name]) ** 2 for name in deviations[1:])
     assert float(rows[1]["standard_deviation"]) == pytest.approx(variance**0.5, rel=1e-3)
     code, _, err = run(capsys, "predict", "--posterior", line, "--data", inputs, "--out", out)
     assert (code, "exists" in err) == (1, True)
-    bad = table(tmp_path / "bad.csv", [{"a": 1, "b": "nan"}], "a,b")
+    bad = table(tmp_path / "bad.csv", [{"a": 1, "b": "inf"}], "a,b")
     code, _, err = run(capsys, "predict", "--posterior", line, "--data", bad, "--out", tmp_path / "o.csv")
     assert (code, "bad.csv" in err, (tmp_path / "o.csv").exists()) == (1, True, False)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from PIL import Image
 
-from caveat.data import readers, tables
+from caveat.data import readers
 
 IDX_CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 
@@ -171,64 +171,6 @@ def test_npz_inputs_of_rank_five_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros((2, 3, 4, 5, 6)), y_train=np.zeros(2))
     with pytest.raises(ValueError, match=r"a.npz: x_train has shape \(2, 3, 4, 5, 6\)"):
         readers.read_npz_pair([tmp_path / "a.npz"], "train")
-
-
-def csv_file(tmp_path, text):
-    path = tmp_path / "table.csv"
-    path.write_text(text)
-    return path
-
-
-def test_csv_with_numbers_is_regression(tmp_path):
-    x, y, class_names, *_ = tables.read_csv(csv_file(tmp_path, "a,b,target\n1,2,0.5\n\n3,-4e1,1.0\n"))
-    np.testing.assert_array_equal(x, [[1, 2], [3, -40]])
-    np.testing.assert_array_equal(y, [0.5, 1.0])
-    assert class_names == ()
-
-
-def test_csv_whole_numbers_are_classes_in_numeric_order(tmp_path):
-    _, y, class_names, *_ = tables.read_csv(csv_file(tmp_path, "a,t\n0,10\n0,-1\n0,9\n0,10\n"))
-    assert class_names == ("-1", "9", "10")
-    np.testing.assert_array_equal(y, [2, 0, 1, 2])
-
-
-def test_csv_text_targets_are_classes_even_with_a_byte_order_mark(tmp_path):
-    _, y, class_names, *_ = tables.read_csv(csv_file(tmp_path, "\ufeffa,t\n0,dog\n0, cat\n0,dog\n"))
-    assert class_names == ("cat", "dog")
-    np.testing.assert_array_equal(y, [1, 0, 1])
-
-
-def test_csv_many_whole_numbers_are_regression(tmp_path):
-    rows = "".join(f"0,{i}\n" for i in range(tables.MAX_CLASSES + 1))
-    _, y, class_names, *_ = tables.read_csv(csv_file(tmp_path, "a,t\n" + rows))
-    assert class_names == ()
-    assert y.dtype == np.float64
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "needs a header"),
-        ("a,t\n", "needs a header"),
-        ("t\n1\n", "needs a header"),
-        ("1,2\n3,4\n", "has no header: its first line is all numbers"),
-        ("a,t\n1,2\n3\n", ", row 2: 1 cells, but the header has 2"),
-        ("a,b,t\n1,2,0.5\n1,two,0.5\n", ", row 2, column 'b': 'two' is not a number"),
-        ("a,t\n1,0.5\n2,oops\n", ", row 2, column 't': 'oops' is not a number"),
-        ("a,t\n1,0.5\n2,\n", ", row 2, column 't': '' is not a number"),
-        ("a,t\n" + "".join(f"1,name{i}\n" for i in range(30)), "text with 30 distinct values.*at most 20"),
-    ],
-)
-def test_broken_csv_files_are_refused(tmp_path, text, message):
-    with pytest.raises(ValueError, match=f"table.csv.*{message}"):
-        tables.read_csv(csv_file(tmp_path, text))
-
-
-def test_csv_that_is_not_text(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_bytes(b"a,t\n\xff\xfe,1\n")
-    with pytest.raises(ValueError, match=r"table.csv is not a text file"):
-        tables.read_csv(path)
 
 
 def image_file(path, pixels):

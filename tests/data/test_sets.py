@@ -12,7 +12,9 @@ def test_the_public_names():
         "DataSet",
         "crop_and_flip",
         "prepare",
+        "prepare_table",
         "download",
+        "from_frame",
         "load",
         "names",
         "out_of_distribution",
@@ -131,7 +133,7 @@ def test_the_target_of_a_csv_by_name(tmp_path):
     assert dataset.class_names == ("0", "1")
     with pytest.raises(ValueError, match=r"mine.csv lacks the column z; it has t, a, b"):
         load(str(path), target="z")
-    with pytest.raises(ValueError, match="target='t' is to be a column of a csv file, which 'digits' is not"):
+    with pytest.raises(ValueError, match="target='t' is to be of a csv or parquet file, which 'digits' is not"):
         load("digits", target="t")
     path.write_text("a,a,t\n1,2,3\n")
     with pytest.raises(ValueError, match=r"mine.csv has more than one column named 'a'"):

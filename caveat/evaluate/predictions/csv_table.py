@@ -1,21 +1,28 @@
 """Predictions as a table for people: one line a row, under the names that the classes and files have."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from caveat.evaluate.predictions.file_arrays import percent
 from caveat.files import whole_file
 
 __all__ = ["write_prediction_csv"]
 
 
-def write_prediction_csv(path: Path, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Write the arrays of a prediction file as a csv (row, prediction, how sure it is); returns its columns."""
+def write_prediction_csv(
+    path: Path, arrays: Mapping[str, np.ndarray], levels: Sequence[float] = (0.9,), id_name: str | None = None
+) -> list[str]:
+    """Write the arrays of a prediction file as a csv (row, prediction, how sure it is); returns its columns.
+
+    `levels` are of the intervals of numbers; `id_name` heads the names of the rows where they have some.
+    """
     rows = arrays["rows"]
-    columns = {"file": arrays["files"][rows]} if "files" in arrays else {"row": rows}
-    columns |= _class_columns(arrays) if "probs" in arrays else _number_columns(arrays)
+    columns = {name: arrays[key][rows] for name, key in (("file", "files"), (id_name or "id", "ids")) if key in arrays}
+    columns = columns or {"row": rows}
+    columns |= _class_columns(arrays) if "probs" in arrays else _number_columns(arrays, levels)
     with (
         whole_file(path) as temporary,
         temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
@@ -38,10 +45,12 @@ def _class_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return columns
 
 
-def _number_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Mean, spread and interval of each output; where there are several outputs, each has columns of its own."""
+def _number_columns(arrays: Mapping[str, np.ndarray], levels: Sequence[float]) -> dict[str, np.ndarray]:
+    """Mean, deviations and intervals of each output, all in the target's unit; several outputs have columns each."""
     outputs = {"mean": arrays["mean"], "standard_deviation": np.sqrt(arrays["variance"])}
-    outputs |= {name: arrays[name] for name in ("aleatoric", "epistemic", "lower_90", "upper_90")}
+    outputs |= {f"{part}_deviation": np.sqrt(arrays[part]) for part in ("aleatoric", "epistemic")}
+    ends = [f"{end}_{percent(level)}" for level in levels for end in ("lower", "upper")]
+    outputs |= {end: arrays[end] for end in ends}
     single = arrays["mean"].shape[-1] == 1
     return {
         name if single else f"{name}_{output}": column

@@ -1,7 +1,7 @@
 """The arrays of a prediction file: what a posterior says about every row of a data set, and images worth looking at."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,20 +11,30 @@ from tqdm import tqdm
 from caveat.batches import tensors
 from caveat.evaluate.predictions.blocks_of_rows import row_blocks
 from caveat.posterior import Posterior
+from caveat.predictive import Predictive, RegressionPredictive
 from caveat.rows import Rows
 
-__all__ = ["file_stem", "predict_rows", "prediction_arrays", "row_uncertainty"]
+__all__ = ["file_stem", "percent", "predict_rows", "prediction_arrays", "row_uncertainty"]
 
 _BLOCK_ROWS = 4096  # predicted at once
 _THUMBNAILS = 24  # images that are kept of a data set: rows that went wrong, then the least certain
 
 
 def predict_rows(
-    posterior: Posterior, rows: Rows, *, draws: int | None = None, seed: int = 0, progress: bool = True
+    posterior: Posterior,
+    rows: Rows,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    levels: Sequence[float] = (),
+    progress: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Predict rows without targets, and return the arrays of a prediction file, [N, ...] each."""
+    """Predict rows without targets, and return the arrays of a prediction file, [N, ...] each.
+
+    Predictions of numbers have intervals of these levels beside that of 0.9.
+    """
     with tqdm(total=len(rows), unit="row", desc="predict", delay=1.0, disable=not progress, leave=False) as bar:
-        return prediction_arrays(posterior, rows, bar, has_targets=False, draws=draws, seed=seed)
+        return prediction_arrays(posterior, rows, bar, has_targets=False, draws=draws, seed=seed, levels=levels)
 
 
 def prediction_arrays(
@@ -36,6 +46,7 @@ def prediction_arrays(
     draws: int | None = None,
     seed: int = 0,
     keep_samples: bool = False,
+    levels: Sequence[float] = (),
 ) -> dict[str, np.ndarray]:
     """Predict rows, and return their columns [N, ...] and numbers, thumbnails of images, and samples on request.
 
@@ -47,6 +58,7 @@ def prediction_arrays(
         draws: posterior draws a prediction; the method's default unless given.
         seed: of the draws.
         keep_samples: also return every draw's prediction, [S, N, ...].
+        levels: of intervals of numbers beside that of 0.9, each `lower_<percent>` and `upper_<percent>`.
     """
     pieces: list[dict[str, Tensor]] = []
     samples: list[Tensor] = []
@@ -58,7 +70,8 @@ def prediction_arrays(
         if has_targets:
             posterior.network.likelihood.check_targets(y)
             targets = y.to(posterior.network.device)
-        piece = {name: _plain_type(column) for name, column in prediction.columns(targets).items()}
+        columns_here = prediction.columns(targets) | _intervals(prediction, levels)
+        piece = {name: _plain_type(column) for name, column in columns_here.items()}
         piece["rows"] = rows.indices.cpu()[piece["rows"] + rows_done]
         pieces.append(piece)
         if keep_samples:
@@ -74,6 +87,25 @@ def prediction_arrays(
     if samples:
         arrays["samples"] = torch.cat(samples, 1).numpy()
     return arrays
+
+
+def percent(level: float) -> str:
+    """How the level of an interval is written in the names of columns: 90, or 97.5."""
+    return f"{100 * level:.10g}"
+
+
+def _intervals(prediction: Predictive, levels: Sequence[float]) -> dict[str, Tensor]:
+    """The ends of the central intervals of these levels, one row a decision."""
+    columns: dict[str, Tensor] = {}
+    if not levels:
+        return columns
+    if not isinstance(prediction, RegressionPredictive):
+        raise ValueError(f"levels={list(levels)}: intervals are of numbers, and this posterior predicts classes")
+    for level in levels:
+        lower, upper = prediction.interval(level)
+        columns[f"lower_{percent(level)}"] = lower.flatten(0, -2)
+        columns[f"upper_{percent(level)}"] = upper.flatten(0, -2)
+    return columns
 
 
 def row_uncertainty(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

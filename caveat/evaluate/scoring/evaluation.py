@@ -32,6 +32,7 @@ def evaluate(
     folder: str | Path | None = None,
     label: str | None = None,
     class_names: tuple[str, ...] = (),
+    target: str = "",
     draws: int | None = None,
     seed: int = 0,
     keep_samples: bool = False,
@@ -48,6 +49,7 @@ def evaluate(
         folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
         label: what to call the run; the method's class name unless given.
         class_names: of the classes, one for each, for the report.
+        target: what the target is called, with its unit, for the axes of the report.
         draws: posterior draws a prediction; the method's default unless given.
         seed: of the draws.
         keep_samples: also write every draw's prediction.
@@ -81,7 +83,7 @@ def evaluate(
                 compared_with = {"chains": closeness.chains, "draws": closeness.draws, "notes": list(closeness.notes)}
             facts = condition.name, condition.family, condition.severity, condition.role
             scored.append(Scored(*facts, len(arrays["rows"]), metrics, file))
-    content = _metrics_file(posterior, name, class_names, scored)
+    content = _metrics_file(posterior, name, class_names, target, scored)
     if compared_with:
         content["reference"] = compared_with
     if place is not None:  # once everything has been scored, so that a failure leaves earlier results as they are
@@ -150,7 +152,7 @@ def _known_to(reference: Posterior | ReferenceSet, conditions: list[_Condition])
 
 
 def _metrics_file(
-    posterior: Posterior, label: str, class_names: tuple[str, ...], scored: list[Scored]
+    posterior: Posterior, label: str, class_names: tuple[str, ...], target: str, scored: list[Scored]
 ) -> dict[str, Any]:
     """What metrics.json holds."""
     return {
@@ -159,6 +161,7 @@ def _metrics_file(
         "method": {"name": method_name(posterior.method), "fields": _plain(encode(posterior.method, {}, "method"))},
         "kind": posterior.network.likelihood.kind,
         "class_names": list(class_names),
+        "target": target,
         "info": dataclasses.asdict(posterior.info),
         "data": [
             dataclasses.asdict(one)

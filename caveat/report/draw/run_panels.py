@@ -160,7 +160,7 @@ def _interval_panel(
     score = run.clean.metrics.get("rmse", UNKNOWN).mean if run.clean else None
     words = f"{inside.mean():.0%} of the {len(chosen)} rows shown lie in their interval"
     text = f"Predicted against true under {run.label}{suffix}: {words}."
-    x: dict[str, Any] = {"title": {"text": "True value"}}
-    y = {"title": {"text": "Predicted value"}, "range": span}
+    x: dict[str, Any] = {"title": {"text": f"True {safe(run.target or 'value')}"}}
+    y = {"title": {"text": f"Predicted {safe(run.target or 'value')}"}, "range": span}
     drawn = figure([trace], x, y, layout={"shapes": [same]})
     return Plot(f"{run.label}{suffix} · RMSE {format_number(score)}", text, drawn, style.index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from caveat.report.draw import graph_objects, legend, write_page
+from caveat.report.runs_page.class_tables import class_section
 from caveat.report.runs_page.gallery import gallery_section
 from caveat.report.runs_page.sections import (
     classification_sections,
@@ -28,7 +29,7 @@ def write_runs(folder: str | Path, target: Path, title: str | None = None) -> Pa
     graph_objects()  # says what to install before any work is done
     body = summary_section(runs) + table_section(runs) + shift_section(runs)
     if runs[0].kind == "classification":
-        body += classification_sections(runs) + gallery_section(runs)
+        body += class_section(runs) + classification_sections(runs) + gallery_section(runs)
     else:
         body += regression_sections(runs)
     body += cost_section(runs) + configuration_section(runs)

@@ -87,6 +87,7 @@ class SavedRun:
     info: dict[str, Any]
     data: tuple[SavedData, ...]
     folder: Path
+    target: str = ""  # what the target is called, with its unit
     notes: tuple[str, ...] = ()  # what beside the method differs from the reference that it was compared with
 
     @cached_property
@@ -164,6 +165,7 @@ def _checked_run(content: dict[str, Any], folder: Path) -> SavedRun:
         info=dict(content["info"]),
         data=tuple(_saved_data(entry, folder, kind, len(names)) for entry in content["data"]),
         folder=folder,
+        target=str(content.get("target", "")),
         notes=tuple(str(note) for note in content.get("reference", {}).get("notes", ())),
     )
 

@@ -53,6 +53,7 @@ def test_classification_page_has_every_section(classification):
         "summary",
         "results",
         "shift",
+        "classes",
         "reliability",
         "ood",
         "refusal",
@@ -84,7 +85,7 @@ def test_regression_page_has_its_own_sections(regression, tmp_path):
 
 def test_binary_page_without_baseline_or_shift(binary):
     page = opened(write(binary))
-    assert page.sections() == ["summary", "results", "reliability", "refusal", "configuration"]
+    assert page.sections() == ["summary", "results", "classes", "reliability", "refusal", "configuration"]
     assert any("no MAP run" in text for text in page.text)
 
 
