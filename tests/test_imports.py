@@ -25,7 +25,7 @@ LAYERS = [
     {"recipe", "references"},
     {"bench"},
     {"report"},
-    {"cli", "public", "__init__"},
+    {"cli", "public", "integrations", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
