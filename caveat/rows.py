@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from caveat.batches import Inputs, concatenate, count_rows, first_not_finite, move, tensors
 from caveat.randomness import seeded
 
-__all__ = ["Batch", "Data", "Rows"]
+__all__ = ["Batch", "Data", "Rows", "evenly_spread"]
 
 Batch = tuple[Inputs, Tensor]
 Data = DataLoader | Dataset | tuple[Tensor, Tensor]
@@ -81,7 +81,7 @@ class Rows:
 
     def some(self, count: int) -> "Rows":
         """At most `count` of these rows, evenly spaced."""
-        return self.part(_spread(len(self), count))
+        return self.part(evenly_spread(len(self), count))
 
     def batches(self, order: Sequence[Tensor], device: torch.device | str = "cpu") -> Iterator[Batch]:
         """One batch for each tensor of positions in `order`."""
@@ -123,7 +123,7 @@ class Rows:
 
     def _sampled(self) -> Tensor:
         """Positions of all rows; of data that must be read row by row, of at most 10,000 spread over them."""
-        return torch.arange(len(self)) if self.in_memory else _spread(len(self), 10_000)
+        return torch.arange(len(self)) if self.in_memory else evenly_spread(len(self), 10_000)
 
     def _sample(self) -> Iterator[Batch]:
         """The sampled rows in order."""
@@ -165,7 +165,7 @@ class Rows:
     def fingerprint(self) -> str:
         """A digest of the number of rows and the batch size and of the rows: all that are in memory, else sixteen."""
         digest = hashlib.sha256(f"{len(self)} {self.batch_size}".encode())
-        order = torch.arange(len(self)) if self.in_memory else _spread(len(self), 16)
+        order = torch.arange(len(self)) if self.in_memory else evenly_spread(len(self), 16)
         with seeded(0):  # for data that are augmented as they are read
             for x, y in self.batches(torch.split(order, 1024)):
                 for tensor in tensors((x, y)):
@@ -179,7 +179,7 @@ def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor.index_select(0, rows) if tensor.device == rows.device else tensor[rows]
 
 
-def _spread(n: int, count: int) -> Tensor:
+def evenly_spread(n: int, count: int) -> Tensor:
     """At most `count` positions spread evenly over n."""
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
 

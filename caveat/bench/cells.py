@@ -27,7 +27,7 @@ from caveat.data import Conditions, DataSet
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info
 from caveat.evaluate import ReferenceSet, evaluate
-from caveat.evaluate.predictions import predict_rows
+from caveat.evaluate.predictions import by_row, predict_rows
 from caveat.files import names_function
 from caveat.fitting import fit, remove_leftovers
 from caveat.posterior import Posterior
@@ -217,7 +217,7 @@ def _keep_rows(folder: Path, file: str, kind: str, count: int) -> None:
     rows = len(arrays["rows"])
     if rows > count:
         chosen = spread(rows, count).numpy()
-        cut = {name: array[chosen] for name, array in arrays.items() if not name.startswith("thumbnail")}
+        cut = {name: array[chosen] for name, array in arrays.items() if by_row(name)}
         write_arrays(folder / file, cut)
 
 

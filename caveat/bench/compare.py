@@ -27,7 +27,7 @@ ROW_SCORES = {  # metric -> the array of scores/*.npz, and the factor that makes
     "accuracy": ("correct", 1),
     "crps": ("crps", 1),
 }
-SEED_SCORES = ("ece", "marginal_calibration_error", "risk_coverage_area", "rmse", "calibration_error")
+SEED_SCORES = ("joint_nll", "ece", "marginal_calibration_error", "risk_coverage_area", "rmse", "calibration_error")
 OOD_SCORES = {"auroc_entropy": "entropy", "auroc_variance": "variance", "auroc_epistemic": "epistemic"}
 COMPARED = {*ROW_SCORES, *SEED_SCORES, *OOD_SCORES}
 

@@ -71,13 +71,22 @@ class CategoricalPredictive:
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Log probability of each target; 0 where the target is ignored."""
+        ignored, index = self._class_index(targets)
+        return self._log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
+
+    def log_prob_by_draw(self, targets: Tensor) -> Tensor:
+        """Log probability of each target that is not ignored under each draw, one row a decision: [N, S]."""
+        ignored, index = self._class_index(targets)
+        return self.log_samples.gather(-1, index.expand(len(self.log_samples), *index.shape)).squeeze(-1)[:, ~ignored].T
+
+    def _class_index(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Which targets are ignored, [B, ...], and the class of each, [B, ..., 1]."""
         targets = self.decisions(targets)
         ignored, classes = targets == self.ignore_index, self.log_samples.shape[-1]
         wrong = targets[~ignored & ((targets < 0) | (targets >= classes))]
         if wrong.numel():
             raise ValueError(f"a label is {int(wrong[0])}, but there are {classes} classes (labels 0 to {classes - 1})")
-        index = targets.masked_fill(ignored, 0).unsqueeze(-1)
-        return self._log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
+        return ignored, targets.masked_fill(ignored, 0).unsqueeze(-1)
 
     def label_set(self, level: float = 0.9, *, seed: int = 0) -> Tensor:
         """Which labels are in the set that holds the right one with probability `level`, [B, ..., C] of yes and no.
@@ -182,6 +191,10 @@ class BernoulliPredictive:
         """How badly each target fits its prediction, as `like` scores it, [N, K]: one for each label of a row."""
         scores = self._both.calibration_scores(targets, like, rng)
         return scores.reshape(-1, self.logits.shape[-1] if self.logits.ndim > 2 else 1)
+
+    def log_prob_by_draw(self, targets: Tensor) -> Tensor:
+        """Log probability of each target under each draw, one row a label: [N, S]."""
+        return self._both.log_prob_by_draw(targets)
 
     def columns(self, targets: Tensor | None = None) -> dict[str, Tensor]:
         """Probabilities of no and yes and their decomposition, one row a label."""

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import caveat
 from caveat import MAP, SampledLaplace, Training, data, models
 from caveat.engine.linear_model import ConjugateGradients, Tuning
-from caveat.evaluate.metrics import top_label_ece
+from caveat.evaluate.metrics import joint_nll, top_label_ece
 
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")  # one of each group
 
@@ -53,14 +53,11 @@ def scores(posterior: caveat.Posterior, x: torch.Tensor, y: torch.Tensor, rows: 
     count = math.log(len(log_samples))
     log_probs = log_samples.logsumexp(0) - count
     right = log_samples.gather(-1, y.expand(len(log_samples), -1).unsqueeze(-1)).squeeze(-1)
-    rng = torch.Generator().manual_seed(0)
-    pairs = torch.randint(len(y), (5000, 2), generator=rng)
-    chosen = pairs.gather(1, torch.randint(2, (5000, 10), generator=rng))
     return {
         "nll": -float(log_probs.gather(-1, y.unsqueeze(-1)).mean()),
         "accuracy": float((log_probs.argmax(-1) == y).double().mean()),
         "ece": top_label_ece(log_probs.exp(), y),
-        "joint nll a label": -float((right[:, chosen].sum(-1).logsumexp(0) - count).mean()) / 10,
+        "joint nll a label": joint_nll(right.T, pairs=5000),
         "seconds of prediction": seconds,
     }
 

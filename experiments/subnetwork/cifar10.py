@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import caveat
 from caveat import MAP, Laplace, LastLayerLaplace, SubnetworkLaplace, Training, data, models
-from caveat.evaluate.metrics import ood_scores, top_label_ece
+from caveat.evaluate.metrics import joint_nll, ood_scores, top_label_ece
 
 SCORES = ("random", "energy", "gradient", "obd", "magnitude", "variance", "swag")
 SIZES = (400, 4_000, 42_438)
@@ -87,17 +87,6 @@ def predicted(posterior: caveat.Posterior, x: Tensor) -> tuple[Tensor, Tensor, T
     return log_samples, torch.cat([p.entropy.cpu() for p in pieces]), torch.cat([p.epistemic.cpu() for p in pieces])  # type: ignore[attr-defined]
 
 
-def joint_nll(log_samples: Tensor, y: Tensor, pairs: int = 2000, draws: int = 10) -> float:
-    """Negative log likelihood of ten labels drawn with replacement from two rows, per label (dyadic sampling)."""
-    rng = torch.Generator().manual_seed(0)
-    rows = torch.randint(len(y), (pairs, 2), generator=rng)
-    chosen = rows.gather(1, torch.randint(2, (pairs, draws), generator=rng))  # [pairs, draws]
-    correct = log_samples.gather(-1, y.expand(len(log_samples), -1).unsqueeze(-1)).squeeze(-1)  # [S, N]
-    together = correct[:, chosen].sum(-1)  # [S, pairs]
-    count = torch.tensor(float(len(log_samples)))
-    return -float((together.logsumexp(0) - count.log()).mean()) / draws
-
-
 def scores(posterior: caveat.Posterior, tests: dict[str, tuple[Tensor, Tensor]], ood: Tensor) -> Iterator[Any]:
     """(on, metric, value) for everything asked."""
     inside_entropy = inside_epistemic = torch.zeros(0)
@@ -110,7 +99,8 @@ def scores(posterior: caveat.Posterior, tests: dict[str, tuple[Tensor, Tensor]],
         yield name, "accuracy", float((probs.argmax(-1) == y).float().mean())
         yield name, "ece", top_label_ece(probs, y)
         if name == "clean":
-            yield name, "joint_nll", joint_nll(log_samples, y)
+            by_draw = log_samples.gather(-1, y.expand(len(log_samples), -1).unsqueeze(-1)).squeeze(-1)  # [S, N]
+            yield name, "joint_nll", joint_nll(by_draw.T)
             inside_entropy, inside_epistemic = entropy[: len(ood)], epistemic[: len(ood)]
     _, entropy, epistemic = predicted(posterior, ood)
     yield "cifar100", "auroc", ood_scores(inside_entropy, entropy)["auroc"]

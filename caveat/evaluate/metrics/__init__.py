@@ -2,10 +2,11 @@
 
     mean = 1/N sum_i s_i,        stderr = std(s) / sqrt(N)        over test rows, not over training runs
 
-`per_row` has accuracy, Brier score, squared error and how often intervals and sets hold the target; `class_counts` says
-which classes are taken for which; `calibration` asks whether probabilities are met by frequencies; `refusal` what the
-error is on the rows kept when the others may be refused; `detection` how well uncertainty tells out-of-distribution
-data apart. `catalogue` is the one place with the names of metrics, their directions and how their values are written.
+`per_row` has accuracy, Brier score, squared error and how often intervals and sets hold the target; `joint` scores
+labels of several rows at once; `class_counts` says which classes are taken for which; `calibration` asks whether
+probabilities are met by frequencies; `refusal` what the error is on the rows kept when the others may be refused;
+`detection` how well uncertainty tells out-of-distribution data apart. `catalogue` is the one place with the names of
+metrics, their directions and how their values are written.
 
 Called by `evaluate.scoring`, `evaluate.fidelity`, `evaluate.comparison`, `bench` and `report`.
 """
@@ -23,6 +24,7 @@ from caveat.evaluate.metrics.calibration import (
 from caveat.evaluate.metrics.catalogue import METRICS, Metric
 from caveat.evaluate.metrics.class_counts import ByClass, by_class
 from caveat.evaluate.metrics.detection import ood_scores, placements, roc_curve
+from caveat.evaluate.metrics.joint import joint_nll
 from caveat.evaluate.metrics.number_text import format_bytes, format_error, format_number, format_seconds
 from caveat.evaluate.metrics.per_row import (
     accuracy,
@@ -52,6 +54,7 @@ __all__ = [
     "format_number",
     "format_seconds",
     "interval_coverage",
+    "joint_nll",
     "marginal_calibration_error",
     "mean_and_stderr",
     "ood_scores",

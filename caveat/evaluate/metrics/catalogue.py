@@ -54,6 +54,11 @@ def _rank(value: float | None) -> str:
 METRICS = {
     "accuracy": Metric("Accuracy", "share of rows named rightly; higher is better", "higher"),
     "nll": Metric("NLL", "negative log-likelihood in nats a row; lower is better", "lower"),
+    "joint_nll": Metric(
+        "Joint NLL",
+        "negative log-likelihood of ten labels of two rows at once, in nats a label; lower is better",
+        "lower",
+    ),
     "brier": Metric("Brier", "squared error of the probabilities; lower is better", "lower"),
     "ece": Metric("ECE", "expected calibration error; lower is better", "lower"),
     "marginal_calibration_error": Metric(

@@ -8,6 +8,14 @@ data set's file by `file_stem` and rank its rows by `row_uncertainty`.
 
 from caveat.evaluate.predictions.blocks_of_rows import row_blocks
 from caveat.evaluate.predictions.csv_table import write_prediction_csv
-from caveat.evaluate.predictions.file_arrays import file_stem, predict_rows, prediction_arrays, row_uncertainty
+from caveat.evaluate.predictions.file_arrays import by_row, file_stem, predict_rows, prediction_arrays, row_uncertainty
 
-__all__ = ["file_stem", "predict_rows", "prediction_arrays", "row_blocks", "row_uncertainty", "write_prediction_csv"]
+__all__ = [
+    "by_row",
+    "file_stem",
+    "predict_rows",
+    "prediction_arrays",
+    "row_blocks",
+    "row_uncertainty",
+    "write_prediction_csv",
+]

@@ -11,12 +11,13 @@ from tqdm import tqdm
 from caveat.batches import tensors
 from caveat.evaluate.predictions.blocks_of_rows import row_blocks
 from caveat.posterior import Posterior
-from caveat.predictive import Predictive, RegressionPredictive
-from caveat.rows import Rows
+from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Predictive, RegressionPredictive
+from caveat.rows import Rows, evenly_spread
 
-__all__ = ["file_stem", "percent", "predict_rows", "prediction_arrays", "row_uncertainty"]
+__all__ = ["by_row", "file_stem", "percent", "predict_rows", "prediction_arrays", "row_uncertainty"]
 
 _BLOCK_ROWS = 4096  # predicted at once
+_JOINT_ROWS = 1000  # whose log probability under every draw is kept, to score several rows at once
 _THUMBNAILS = 24  # images that are kept of a data set: rows that went wrong, then the least certain
 
 
@@ -50,6 +51,8 @@ def prediction_arrays(
 ) -> dict[str, np.ndarray]:
     """Predict rows, and return their columns [N, ...] and numbers, thumbnails of images, and samples on request.
 
+    Of classes with targets, the log probability of some rows' targets under each draw is there too: [n, S].
+
     Args:
         posterior: what predicts.
         rows: what it predicts.
@@ -62,6 +65,7 @@ def prediction_arrays(
     """
     pieces: list[dict[str, Tensor]] = []
     samples: list[Tensor] = []
+    by_draw: list[Tensor] = []
     images: list[Tensor] = []
     rows_done = 0
     for x, y in row_blocks(rows, _BLOCK_ROWS):
@@ -74,6 +78,8 @@ def prediction_arrays(
         piece = {name: _plain_type(column) for name, column in columns_here.items()}
         piece["rows"] = rows.indices.cpu()[piece["rows"] + rows_done]
         pieces.append(piece)
+        if targets is not None and isinstance(prediction, CategoricalPredictive | BernoulliPredictive):
+            by_draw.append(_plain_type(prediction.log_prob_by_draw(targets)))
         if keep_samples:
             samples.append(_plain_type(prediction.samples))
         images += [t.cpu() for t in tensors(x)[:1] if t.ndim == 4 and t.shape[1] in (1, 3)]
@@ -84,6 +90,9 @@ def prediction_arrays(
     if images and len(columns["rows"]) == len(rows):
         flagged = _flagged(columns)
         arrays |= {"thumbnails": _thumbnails(torch.cat(images), flagged), "thumbnail_rows": flagged.numpy()}
+    if by_draw:
+        drawn = torch.cat(by_draw)  # [N, S]
+        arrays["joint_log_prob"] = drawn[evenly_spread(len(drawn), _JOINT_ROWS)].numpy()
     if samples:
         arrays["samples"] = torch.cat(samples, 1).numpy()
     return arrays
@@ -106,6 +115,11 @@ def _intervals(prediction: Predictive, levels: Sequence[float]) -> dict[str, Ten
         columns[f"lower_{percent(level)}"] = lower.flatten(0, -2)
         columns[f"upper_{percent(level)}"] = upper.flatten(0, -2)
     return columns
+
+
+def by_row(name: str) -> bool:
+    """Whether an array of a prediction file has an entry for each row, in their order."""
+    return name not in ("joint_log_prob", "samples", "thumbnails", "thumbnail_rows")
 
 
 def row_uncertainty(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -11,6 +11,7 @@ from caveat.evaluate.metrics import (
     accuracy,
     brier,
     interval_coverage,
+    joint_nll,
     marginal_calibration_error,
     mean_and_stderr,
     ood_scores,
@@ -91,9 +92,11 @@ def score(kind: Kind, columns: Columns) -> dict[str, Score]:
         if sets is None
         else {"set_coverage_90": mean(set_coverage(sets, targets)), "set_size_90": mean(sets.sum(1).double())}
     )
+    joint = {"joint_nll": Score(joint_nll(columns["joint_log_prob"]))} if "joint_log_prob" in columns else {}
     return of_sets | {
         "accuracy": mean(right),
         "nll": nll,
+        **joint,
         "brier": mean(brier(probs, targets)),
         "ece": Score(top_label_ece(probs, targets)),
         "marginal_calibration_error": Score(marginal_calibration_error(probs, targets)),

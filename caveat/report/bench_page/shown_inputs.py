@@ -11,7 +11,7 @@ import numpy as np
 
 from caveat.evaluate.comparison import disagreement
 from caveat.evaluate.metrics import format_number
-from caveat.evaluate.predictions import row_uncertainty
+from caveat.evaluate.predictions import by_row, row_uncertainty
 from caveat.report.draw import Exhibit, Plot, exhibit_fold, figure, graph_objects, line, styles
 from caveat.report.saved import Arrays, BenchGroup, SavedData, SavedRun, matched
 
@@ -68,7 +68,7 @@ def toy_plots(group: BenchGroup) -> list[Plot]:
             return []
         predicted, positions = _predicted_inputs(inputs["rows"], run.clean)
         x = inputs["x"][predicted]
-        arrays = {key: value[positions] for key, value in run.clean.predictions.items() if "thumbnail" not in key}
+        arrays = {key: value[positions] for key, value in run.clean.predictions.items() if by_row(key)}
         # The second of two inputs may be a feature of the first, its square.
         one_dimensional = x.shape[1] == 1 or np.allclose(x[:, 1], x[:, 0] ** 2, atol=1e-3)
         panel = _curve_panel if one_dimensional and group.kind == "regression" else _plane_panel

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from caveat.evaluate.comparison import UNKNOWN, MeanAndError, over_conditions
+from caveat.evaluate.predictions import by_row
 from caveat.storage import CorruptFile, read_arrays, read_json
 
 __all__ = ["Arrays", "SavedData", "SavedRun", "matched", "mean_over_data", "read", "run_of"]
@@ -45,11 +46,11 @@ class SavedData:
 
     @cached_property
     def predictions(self) -> Arrays:
-        """The arrays of this data set's npz file (all but `samples`), checked against metrics.json."""
+        """The arrays of this data set's npz file (all but those of single draws), checked against metrics.json."""
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} is missing although metrics.json names it: evaluate this run again")
         try:
-            arrays = read_arrays(self.path, NEEDED[self.kind, self.role], skip=("samples",))
+            arrays = read_arrays(self.path, NEEDED[self.kind, self.role], skip=("samples", "joint_log_prob"))
         except CorruptFile as error:
             raise CorruptFile(f"{error}; evaluate this run again") from error
         arrays.setdefault("rows", np.arange(self.rows))
@@ -58,7 +59,7 @@ class SavedData:
 
     def _check_shapes(self, arrays: Arrays) -> None:
         for key, array in arrays.items():
-            if not key.startswith("thumbnail") and (array.ndim == 0 or len(array) != self.rows):
+            if by_row(key) and (array.ndim == 0 or len(array) != self.rows):
                 raise ValueError(f"{self.path}: {key} has shape {array.shape}, metrics.json says {self.rows} rows")
         shape = arrays["probs"].shape if "probs" in arrays else ()
         if self.classes and shape and shape[-1] not in (self.classes, 2):  # independent labels are rows of no and yes

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import Training, report
+from caveat.evaluate.metrics import joint_nll
 
 
 def classifier(n_classes: int = 3) -> tuple[caveat.Posterior, torch.Tensor, torch.Tensor]:
@@ -161,3 +162,17 @@ def test_an_earlier_evaluation_is_replaced_whole(tmp_path: Path) -> None:
     caveat.evaluate(posterior, {"clean": (x, y), "other": (x, y)}, folder=tmp_path, progress=False)
     caveat.evaluate(posterior, {"clean": (x, y)}, folder=tmp_path, progress=False)
     assert [path.name for path in (tmp_path / "predictions").iterdir()] == ["clean.npz"]
+
+
+def test_several_rows_are_scored_at_once_from_what_the_file_holds(tmp_path: Path) -> None:
+    posterior, _, _ = classifier()
+    rng = torch.Generator().manual_seed(1)
+    x, y = torch.randn(1500, 1, 4, 4, generator=rng), torch.randint(3, (1500,), generator=rng)
+    scores = caveat.evaluate(posterior, {"clean": (x, y)}, folder=tmp_path, progress=False)
+    with np.load(tmp_path / "predictions" / "clean.npz") as file:
+        kept = torch.from_numpy(file["joint_log_prob"])  # of a thousand rows, spread over all
+    every_draw = posterior.predict(x).log_samples
+    chosen = torch.linspace(0, 1499, 1000, dtype=torch.float64).long()
+    expected = every_draw.gather(-1, y.expand(2, -1).unsqueeze(-1)).squeeze(-1).T[chosen]
+    torch.testing.assert_close(kept, expected)
+    assert scores["clean"]["joint_nll"].mean == pytest.approx(joint_nll(kept), rel=1e-6)
