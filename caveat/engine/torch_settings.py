@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = ["HeldSetting", "differentiable_attention", "full_precision", "jvp", "plain_attention", "process_lock",
-           "refuse_inference_mode"]  # fmt: skip
+           "refuse_inference_mode", "slope_along"]  # fmt: skip
 
 
 def refuse_inference_mode() -> None:
@@ -42,6 +44,14 @@ def jvp(function: Callable[..., Any], at: tuple[Any, ...], tangents: tuple[Any, 
         both: Any = torch.func.jvp(function, at, tangents)
     value, derivative = both
     return value, derivative
+
+
+def slope_along(function: Callable[[Any], Tensor], at: dict[str, Tensor], tangents: dict[str, Tensor]) -> Tensor:
+    """The derivative of a function of named tensors, by dual numbers: what a module does in place is no matter."""
+    with _FORWARD_MODE, torch.no_grad(), forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(value, tangents[name].contiguous()) for name, value in at.items()}
+        value, slope = forward_ad.unpack_dual(function(duals))
+    return torch.zeros_like(value) if slope is None else slope
 
 
 _PRECISION = process_lock()  # held while the settings are changed: they are the process's, not a thread's

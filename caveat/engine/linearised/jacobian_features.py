@@ -12,68 +12,33 @@ block is run once, for products both ways; n rows take no more memory than a blo
 """
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs, slices
+from caveat.batches import Inputs, count_rows, slices
 from caveat.engine.cost import free_bytes
 from caveat.engine.linear_model import NoisePrecision, apply_factor
 from caveat.engine.row_gradients import Jacobian, Plans
-from caveat.engine.tangents import Program
-from caveat.engine.torch_settings import full_precision, refuse_inference_mode
+from caveat.engine.tangents import AutogradProducts, PassFacts, Products, Programs, rounding, structure
+from caveat.engine.torch_settings import full_precision, plain_attention, refuse_inference_mode
 from caveat.network import Network, Params
 from caveat.rows import Rows
 
-__all__ = ["NetworkBlock", "NetworkFeatures", "Programs"]
+__all__ = ["NetworkBlock", "NetworkFeatures"]
 
 # Numbers in the largest tangents of eight vectors and one block: what the caches hold, what fills a GPU.
 _CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
 _BESIDE_NUMBERS = {"cpu": 2**26, "cuda": 2**29}  # of the factors of the noise, which are as many as outputs squared
-_PROGRAMS = 4  # shapes of inputs whose steps a network keeps: tracing takes longer than a prediction for a few rows
-
-
-class Programs:
-    """The last few programs that a network was traced into, by the shape of the inputs, each for certain weights."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Any, tuple[list[tuple[Tensor, int]], Program]] = {}
-        self._lock = threading.Lock()  # threads that ask for the same program wait for it: tracing takes longer
-
-    def program(self, network: Network, params: Params, names: tuple[str, ...], x: Inputs, float16: bool) -> Program:
-        """The program for inputs of this structure and these shapes, traced unless it is known."""
-        key = (names, float16, _structure(x))
-        at = [(value, value._version) for value in params.values()]
-        with self._lock:
-            before, program = self._kept.pop(key, ([], None))
-            same = len(at) == len(before) and all(
-                value is other and version == earlier
-                for (value, version), (other, earlier) in zip(at, before, strict=True)
-            )
-            if program is None or not same:
-                program = Program(network, params, names, x, float16)
-            self._kept[key] = (at, program)  # the last to be dropped
-            while len(self._kept) > _PROGRAMS:
-                del self._kept[next(iter(self._kept))]
-        return program
-
-
-def _structure(x: Inputs) -> Any:
-    """What a program depends on: names and order of the inputs, shapes and types of tensors, values of all others."""
-    if isinstance(x, Tensor):
-        return (tuple(x.shape), x.dtype)
-    if isinstance(x, dict):
-        return tuple((key, _structure(value)) for key, value in x.items())
-    if isinstance(x, list | tuple):
-        return tuple(map(_structure, x))
-    return (type(x).__name__, repr(x))
+_PASS_NUMBERS = {"cpu": 2**26, "cuda": 2**31}  # that the graphs of a block may keep, where products are autograd's
+FEW_ROWS = 16  # products of so few are sooner made by autograd than by a program that is still to be traced
 
 
 class NetworkFeatures:
     """The Jacobian of a network's outputs at fixed weights, in evaluation mode.
+
+    Products are those of a traced program where that is proven to be the network, else autograd's (`tangents`).
 
     Args:
         network: the network.
@@ -110,21 +75,22 @@ class NetworkFeatures:
         self.size = sum(params[name].numel() for name in self.names)
         first = torch.arange(min(2, self.rows))
         x, _ = next(self.data.batches([first], self.device))
-        program = self._program(x, float16=False)
-        self.output_shape = program.output_shape  # of a row
+        key = (self.names, structure(x))
+        facts = self._programs.facts(params, key, lambda: self._look(x))
+        self.general = AutogradProducts(network, params, self.names, facts, float16)
+        self.output_shape = facts.output_shape  # of a row
         self.outputs = self.output_shape.numel()
-        if not program.checked:
-            with full_precision(self.device):
-                self._check(program, x)
-            program.checked = True
-        each = max(program.largest // len(first), 1)  # numbers of one row in the largest tangent
+        each = facts.largest  # numbers of one row in the largest tangent
         # About a dozen such tangents, of four bytes a number, are there at a time.
         room = (free_bytes(self.device) or 0) // 64
         numbers = min(_GPU_NUMBERS, room) if self.device.type == "cuda" else _CPU_NUMBERS
         # Fewer rows than this, and a block costs more for the tangents of weights than for those of activations.
-        enough = 2 * self.size // max(program.activations // len(first), 1)
+        enough = 2 * self.size // facts.activations
         self.most_rows = max(1, _BESIDE_NUMBERS[self.device.type] // max(row_numbers, 1))
         wanted = max(1, numbers // (8 * each), min(enough, numbers // each))
+        kept = 3 * facts.activations  # by a pass of autograd's, the one back, and that of the products
+        self.most_rows = max(1, min(self.most_rows, _PASS_NUMBERS[self.device.type] // kept))
+        self.traced = self.rows > FEW_ROWS
         self.block_rows = block_rows or min(wanted, self.most_rows)
         self.norm = torch.cat([params[name].flatten() for name in self.names]).norm().clamp_min(1e-30)
         self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
@@ -141,12 +107,19 @@ class NetworkFeatures:
         part.data, part.rows = self.data.part(rows.to(self.data.indices.device)), len(rows)
         return part
 
-    def program(self, x: Inputs) -> Program:
-        """The network's steps for inputs of this shape."""
-        return self._program(x, self.float16)
+    def products(self, x: Inputs) -> Products:
+        """The way to products for rows of this shape."""
+        return self._programs.products(self.general, self.params, x) if self.traced else self.general
 
-    def _program(self, x: Inputs, float16: bool) -> Program:
-        return self._programs.program(self.network, self.params, self.names, x, float16)
+    def way(self) -> dict[str, str | float]:
+        """Which products ran, why, and what tracing took; for `info`."""
+        seconds = {"seconds_tracing": round(self._programs.seconds, 2)}
+        if not self.traced:
+            return {"products": f"autograd: {self.general.facts.way}", "why": f"{self.rows} rows are few"}
+        if self._programs.why_not:
+            said = {"products": f"autograd: {self.general.facts.way}", "why": self._programs.why_not}
+            return said | seconds
+        return {"products": "a traced program", "why": "it is the same list of operations for all rows"} | seconds
 
     def curvature_diagonal(self, noise: NoisePrecision, counted: Callable[[int, int], None] | None = None) -> Tensor:
         """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
@@ -165,34 +138,39 @@ class NetworkFeatures:
                 counted(int(block.index[-1]) + 1, self.rows)
         return total.to(self.dtype)
 
-    def _check(self, program: Program, x: Inputs) -> None:
-        """Compare with autograd, for each row alone: custom derivatives, or rows that depend on each other, show."""
-        saved, outputs = program.run(x)
-        rng = torch.Generator().manual_seed(0)
-        v = torch.randn((1, *outputs.shape), generator=rng, dtype=torch.float64).to(outputs)
-        ours = program.pull(saved, v)[0].split(program.sizes)
-        program.push(saved, torch.zeros(1, self.size, dtype=self.dtype, device=self.device))
-        each = [self._of_a_row(number, row, v[0, number]) for number, row in enumerate(slices(x, 1))]
-        theirs = [sum(parts[1:], start=parts[0]) for parts in zip(*each, strict=True)]
-        tolerance = 1e-6 if self.dtype == torch.float64 else 0.01
-        scale = max(float(g.norm()) for g in theirs)
+    def _look(self, x: Inputs) -> PassFacts:
+        """What passes over the first rows show, which must be what each row gives alone."""
+        with full_precision(self.device):
+            with torch.no_grad():
+                outputs = self.network(self.params, x).flatten(1)
+            rng = torch.Generator().manual_seed(0)
+            v = torch.randn((1, *outputs.shape), generator=rng, dtype=torch.float64).to(outputs)
+            each = [self._of_a_row(number, row, v[0, number]) for number, row in enumerate(slices(x, 1))]
+            general = AutogradProducts.looking(self.network, self.params, self.names, x, count_rows(x))
+            together = general.pull(general.run(x)[0], v)[0].split(general.sizes)
+        alone = [sum(parts[1:], start=parts[0]) for parts in zip(*each, strict=True)]
+        tolerance = rounding(self.network)
+        scale = max(float(g.norm()) for g in alone)
         wrong = [
             name
-            for name, mine, g in zip(self.names, ours, theirs, strict=True)
+            for name, mine, g in zip(self.names, together, alone, strict=True)
             if not float((mine - g.flatten()).norm()) <= tolerance * max(float(g.norm()), 0.01 * scale)
         ]
         if wrong:
             raise ValueError(
-                f"the derivatives of {', '.join(wrong[:3])} are not those that autograd gives for a row alone: a "
-                "custom autograd function, or an operation over the batch axis, cannot be linearised; leave those "
-                "parameters out, or replace the layer"
+                f"the derivatives of {', '.join(wrong[:3])} are not those that autograd gives for a row alone: an "
+                "operation over the batch axis cannot be linearised row by row; leave those parameters out, or replace "
+                "the layer"
             )
+        return general.facts
 
     def _of_a_row(self, number: int, row: Inputs, v: Tensor) -> tuple[Tensor, ...]:
         """J^T v of a row by autograd, parameter by parameter."""
         weights = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
-        with torch.enable_grad():
+        with torch.enable_grad(), plain_attention():
             total = (self.network(self.params | weights, row).flatten() * v).sum()
+            if not total.requires_grad:
+                raise ValueError("the outputs do not depend on the parameters of the linear model: choose others")
             gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
         bad = [name for name, g in zip(weights, gradients, strict=True) if not g.isfinite().all()]
         if bad:
@@ -208,8 +186,8 @@ class NetworkBlock:
 
     def __init__(self, features: NetworkFeatures, index: Tensor, x: Inputs, targets: Tensor) -> None:
         self.index, self.x, self.targets = index, x, targets
-        self.features, self.at_once, self.program = features, features.at_once, features.program(x)
-        self.saved, self.outputs = self.program.run(x)  # outputs: [B, m]
+        self.features, self.at_once, self.products = features, features.at_once, features.products(x)
+        self.saved, self.outputs = self.products.run(x)  # outputs: [B, m]
         if features.float16 and not self.outputs.isfinite().all():
             row = int(index[(~self.outputs.isfinite()).any(1).nonzero()[0]])
             raise ValueError(
@@ -228,13 +206,13 @@ class NetworkBlock:
 
     def _pushed(self, z: Tensor) -> Tensor:
         if not self.features.float16:
-            return self.program.push(self.saved, z)
-        return _in_range(lambda z: self.program.push(self.saved, z), z, z.norm(dim=1) / self.features.norm)
+            return self.products.push(self.saved, z)
+        return _in_range(lambda z: self.products.push(self.saved, z), z, z.norm(dim=1) / self.features.norm)
 
     def _pulled(self, v: Tensor) -> Tensor:
         if not self.features.float16:
-            return self.program.pull(self.saved, v)
-        return _in_range(lambda v: self.program.pull(self.saved, v), v, v.abs().amax((1, 2)))
+            return self.products.pull(self.saved, v)
+        return _in_range(lambda v: self.products.pull(self.saved, v), v, v.abs().amax((1, 2)))
 
 
 def _in_range(product: Callable[[Tensor], Tensor], given: Tensor, size: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from caveat.batches import Inputs, count_rows, move, outside_inference_mode
 from caveat.engine.flat_weights import moved
-from caveat.engine.linearised.jacobian_features import NetworkFeatures, Programs
+from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.sampler import InputRows, check_shifts
 from caveat.engine.predictors import Replicas, outputs_of_draws, pick
 from caveat.engine.state_checks import check_hyper, check_names, check_point, check_tensor
+from caveat.engine.tangents import Programs
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
 from caveat.storage import CorruptFile, State

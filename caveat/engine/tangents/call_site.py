@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from caveat.engine.tangents.lazy_sums import Terms
 
-__all__ = ["Rule", "Site", "Tensors", "aligned", "floating", "is_floating", "summed_to"]
+__all__ = ["Rule", "Site", "Tensors", "aligned", "at_least_single", "floating", "is_floating", "summed_to"]
 
 Tensors = tuple[Tensor, ...]
 
@@ -72,6 +72,11 @@ def is_floating(value: Any) -> bool:
 def floating(result: Any) -> tuple[Tensor, ...]:
     """The floating-point tensors among an operation's outputs."""
     return tuple(leaf for leaf in pytree.tree_leaves(result) if is_floating(leaf))
+
+
+def at_least_single(t: Tensor) -> Tensor:
+    """Probabilities and noise are too fine for half precision."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
 def aligned(t: Tensor, dimensions: int) -> Tensor:

@@ -9,6 +9,7 @@ Autograd would carry K copies through operations made for one, and run the netwo
 """
 
 import contextlib
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,11 @@ from torch.utils import _pytree as pytree
 
 from caveat.batches import Inputs, tensors
 from caveat.engine.tangents import lazy_sums
-from caveat.engine.tangents.call_site import Rule, Site, floating, is_floating
+from caveat.engine.tangents.call_site import Rule, Site, at_least_single, floating, is_floating
 from caveat.engine.tangents.image_layouts import by_channels
 from caveat.engine.tangents.lazy_sums import Terms
 from caveat.engine.tangents.operation_rules import rule_for
-from caveat.engine.tangents.tracing import traced
+from caveat.engine.tangents.tracing import NotTraceableError, check_time, traced
 from caveat.network import Network, Params
 
 __all__ = ["Program", "Saved"]
@@ -67,16 +68,22 @@ class Program:
         names: the parameters of the linear part.
         x: inputs of that shape.
         float16: convolutions and matrix products, and what lies between them, in float16.
+        until: when, by `time.monotonic`, to give up.
     """
 
     def __init__(
-        self, network: Network, params: Params, names: Sequence[str], x: Inputs, float16: bool = False
+        self,
+        network: Network,
+        params: Params,
+        names: Sequence[str],
+        x: Inputs,
+        float16: bool = False,
+        until: float = math.inf,
     ) -> None:
-        self.checked = False  # whether its derivatives were compared with others
         given = {name: value for name, value in params.items() if not name.startswith("hyper/")}
         self.shapes = [params[name].shape for name in names]
         self.sizes = [shape.numel() for shape in self.shapes]
-        graph = traced(network, given, x, float16)
+        graph = traced(network, given, x, float16, until)
         nodes = list(graph.graph.nodes)
         places = [node for node in nodes if node.op == "placeholder"]
         self.inputs = places[len(given) :]
@@ -91,7 +98,7 @@ class Program:
         self.calls = _calls(nodes, self.result)
         self.wires: dict[fx.Node, tuple[Wire | None, ...]] = {wire[0]: (wire,) for wire in self.leaves}
         self.largest = self.activations = 1  # numbers in the largest tangent of a vector, and in all; weights' apart
-        self.steps = self._steps(x)
+        self.steps = self._steps(x, until)
 
     def run(self, x: Inputs) -> tuple[Saved, Tensor]:
         """The forward pass; outputs are flattened, [B, m]."""
@@ -105,7 +112,7 @@ class Program:
                     saved[call.node] = rules[call.node].save(given, result)
             for node in call.done:
                 values.pop(node, None)
-        return [saved[step.call.node] for step in self.steps], _at_least_single(values[self.result].flatten(1))
+        return [saved[step.call.node] for step in self.steps], at_least_single(values[self.result].flatten(1))
 
     def _laid_out(self, value: Any) -> Any:
         return by_channels(value) if self.by_channels and is_floating(value) and value.ndim == 4 else value
@@ -127,7 +134,7 @@ class Program:
                 del tangents[wire]
         (last,) = self.wires[self.result]
         assert last is not None
-        return _at_least_single(tangents[last].whole.flatten(2))
+        return at_least_single(tangents[last].whole.flatten(2))
 
     def pull(self, saved: Saved, v: Tensor) -> Tensor:
         """J^T v, [K, B, m] -> [K, d]."""
@@ -151,10 +158,11 @@ class Program:
                 part.zero_()
         return total
 
-    def _steps(self, x: Inputs) -> list[_Step]:
+    def _steps(self, x: Inputs, until: float) -> list[_Step]:
         """Which calls depend on the parameters, and their rules, from a pass over the inputs."""
         values, steps = self.fixed | dict(zip(self.inputs, map(self._laid_out, tensors(x)), strict=True)), []
         for call in self.calls:
+            check_time(until)
             given = [values[source] for source in call.sources]
             values[call.node] = result = call.site(given)
             if all(source in self.fixed for source in call.sources):
@@ -233,10 +241,7 @@ def _calls(nodes: list[fx.Node], result: fx.Node) -> list[_Call]:
 
 def _refuse_complex(call: _Call, result: Any) -> None:
     if any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in pytree.tree_leaves(result)):
-        raise ValueError(
-            f"{call.site.target}, which {_layer(call)} uses, gives complex numbers, which are not followed: leave "
-            "the parameters up to that layer out of the linear model, or replace the layer"
-        )
+        raise NotTraceableError(f"{call.site.target}, which {_layer(call)} uses, gives complex numbers")
 
 
 def _layer(call: _Call) -> str:
@@ -245,19 +250,13 @@ def _layer(call: _Call) -> str:
 
 @contextlib.contextmanager
 def _explained(call: _Call) -> Iterator[None]:
-    """Errors of torch with the layer and the operation that they are about, and what to do."""
+    """Errors of torch with the layer and the operation that they are about."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (NotImplementedError, RuntimeError) as error:
-        raise ValueError(
+        raise NotTraceableError(
             f"torch cannot linearise {call.site.target}, which {_layer(call)} uses, forwards and backwards for several "
-            "vectors at once: leave the parameters up to that layer out of the linear model, or replace the layer "
-            f"({str(error).strip().partition(chr(10))[0]})"
+            f"vectors at once ({str(error).strip().partition(chr(10))[0]})"
         ) from error
-
-
-def _at_least_single(t: Tensor) -> Tensor:
-    """Probabilities and noise are too fine for half precision."""
-    return t if t.dtype in (torch.float32, torch.float64) else t.float()

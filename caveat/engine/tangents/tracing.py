@@ -1,5 +1,8 @@
 """A network's operations on tensors as a graph, for inputs of one shape; none of them in place.
 
+A graph is the network only where nothing that Python decides depends on numbers. Numbers that are read, shapes that
+depend on them, and tracing that takes too long are `NotTraceableError`s: such a network has products by autograd.
+
 BatchNorm with fixed statistics that reads a convolution or a linear layer becomes part of its weights,
 
     s (W x + b - mean) + beta = (s W) x + s (b - mean) + beta,      s = gamma / sqrt(variance + eps),
@@ -9,7 +12,9 @@ become their ordinary operations.
 """
 
 import contextlib
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,48 +24,93 @@ from torch.func import functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from caveat.batches import Inputs, map_tensors, tensors
-from caveat.engine.torch_settings import HeldSetting, differentiable_attention, process_lock
+from caveat.engine.tangents.plain_operations import plain_operations
+from caveat.engine.torch_settings import process_lock
 from caveat.network import Network, Params
 
-__all__ = ["traced"]
+__all__ = ["NotTraceableError", "check_time", "traced"]
+
+
+class NotTraceableError(ValueError):
+    """A network that is not the same list of operations for all inputs of a shape, or not one that can be followed."""
 
 
 _TRACING = process_lock()  # torch.fx patches modules of the whole process while it traces
 
 
-def traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
-    """The network's operations on tensors, none of them in place; threads trace one after the other."""
+def traced(network: Network, params: Params, x: Inputs, float16: bool, until: float = math.inf) -> fx.GraphModule:
+    """The network's operations on tensors, none of them in place; threads trace one after the other.
+
+    `until` is when `time.monotonic` has had enough of it.
+    """
     with _TRACING:
-        return _without_writing_in_place(_traced(network, params, x, float16), [*params.values(), *tensors(x)])
+        graph = _traced(network, params, x, float16, until)
+        return _without_writing_in_place(graph, [*params.values(), *tensors(x)], until)
 
 
-def _traced(network: Network, params: Params, x: Inputs, float16: bool) -> fx.GraphModule:
+def check_time(until: float) -> None:
+    """Stop where tracing takes too long."""
+    if time.monotonic() > until:
+        raise NotTraceableError("tracing it takes too long")
+
+
+class _StandingStill(TorchDispatchMode):
+    """Stops at an operation whose result's shape, or whose value for Python, depends on numbers; and in time."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__()
+        self.until = until
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        check_time(self.until)
+        depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(func.tags)
+        if depends and not (func is torch.ops.aten.index.Tensor and not _masks(args[1])):
+            raise NotTraceableError(f"what it does next depends on the numbers that {func} finds")
+        return func(*args, **(kwargs or {}))
+
+
+def _masks(indices: Sequence[Tensor | None]) -> bool:
+    """Whether entries are taken by a mask, not by their places."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _traced(network: Network, params: Params, x: Inputs, float16: bool, until: float) -> fx.GraphModule:
     """The operations as the module calls them."""
 
     def call(params: Params, *given: Tensor) -> Tensor:
         parts = iter(given)
-        with _Folding():
+        with _StandingStill(until), _Folding():
             return network(params, map_tensors(lambda _: next(parts), x))
 
     precision = torch.autocast(network.device.type, torch.float16) if float16 else contextlib.nullcontext()
-    with torch.no_grad(), _layers_noted(network.module), _plain_operations(network.module, network.device), precision:
-        try:
-            return make_fx(call)(params, *tensors(x))
-        except RuntimeError as error:
-            if "data-dependent" not in str(error):
-                raise
-            raise ValueError(
-                "the network cannot be traced, which its linear products need: give it a forward pass without branches "
-                f"that depend on numbers ({str(error).partition(chr(10))[0]})"
-            ) from error
+    with (
+        torch.no_grad(),
+        _layers_noted(network.module),
+        plain_operations(network.module, network.device, convolutions=True),
+        precision,
+    ):
+        return make_fx(call)(params, *tensors(x))
 
 
-def _without_writing_in_place(graph: fx.GraphModule, values: list[Tensor]) -> fx.GraphModule:
+def _without_writing_in_place(graph: fx.GraphModule, values: list[Tensor], until: float) -> fx.GraphModule:
     """The graph traced a second time: what torch puts together from several operations may work in place."""
     with torch.no_grad(), traceback.preserve_node_meta():
-        return make_fx(functionalize(lambda *given: fx.Interpreter(graph).run(*given)))(*values)
+        return make_fx(functionalize(lambda *given: _Timed(graph, until).run(*given)))(*values)
+
+
+class _Timed(fx.Interpreter):
+    """Goes through a graph for as long as it may."""
+
+    def __init__(self, graph: fx.GraphModule, until: float) -> None:
+        super().__init__(graph)
+        self.until = until
+
+    def run_node(self, n: fx.Node) -> Any:
+        check_time(self.until)
+        return super().run_node(n)
 
 
 @dataclass(frozen=True)
@@ -99,6 +149,8 @@ class _Folding(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _READING:
+            raise NotTraceableError("its forward pass reads numbers outside of torch")
         if func is nn.functional.batch_norm and not kwargs.get("training", args[5] if len(args) > 5 else False):
             return self._normalised(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -130,8 +182,7 @@ class _Folding(TorchFunctionMode):
         return layer(weight, shift if bias is None else shift + bias)
 
 
-_no_mkldnn = HeldSetting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, False)
-_no_cudnn = HeldSetting(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled, False)
+_READING = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
 _LAYERS = (torch.conv1d, torch.conv2d, torch.conv3d, nn.functional.linear)
 
 
@@ -160,19 +211,3 @@ def _layers_noted(module: nn.Module) -> Iterator[None]:
         traceback.get_current_meta().pop("nn_module_stack", None)
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def _plain_operations(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Attention and recurrent layers by their ordinary operations, not by kernels that have no derivatives.
-
-    These are settings of the whole process: other threads keep their kernels unless a recurrent layer, or a GPU, makes
-    it necessary.
-    """
-    recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
-    with differentiable_attention(), contextlib.ExitStack() as settings:
-        if recurrent:
-            settings.enter_context(_no_mkldnn())
-        if device.type == "cuda":  # cudnn's public context sets TF32 too, and fails where a program has set that
-            settings.enter_context(_no_cudnn())
-        yield

@@ -13,6 +13,7 @@ from caveat.batches import Inputs
 from caveat.engine.linear_model import LinearModel, RowNoise
 from caveat.engine.linearised import jacobian_features
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
+from caveat.engine.tangents import Programs, choice
 from caveat.network import Network
 from caveat.rows import Rows
 from tests.engine.tangents.program_reference import (
@@ -40,6 +41,11 @@ def _seeded() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jacobian_features, "FEW_ROWS", 1)
+
+
 def assert_products(features: NetworkFeatures, x: Inputs) -> None:
     J = dense_jacobian(features.network, features.names, x)
     assert (features.rows, features.outputs, features.size) == J.shape
@@ -56,6 +62,7 @@ def assert_products(features: NetworkFeatures, x: Inputs) -> None:
     torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("many_rows")
 @pytest.mark.parametrize("name", ["perceptron", "residual", "tokens", "recurrent and attention"])
 def test_products_of_all_blocks_are_those_of_the_jacobian(name: str) -> None:
     module, x = CASES[name]()
@@ -129,6 +136,7 @@ def unfolded() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 2), nn.Flatten())
 
 
+@pytest.mark.usefixtures("many_rows")
 @pytest.mark.parametrize("make", [TwoConvolutions, unfolded])
 def test_float16_is_near_and_gives_single_precision(make: Callable[[], nn.Module]) -> None:
     module, x = make(), torch.randn(N, 1, 4, 4)
@@ -142,6 +150,7 @@ def test_float16_is_near_and_gives_single_precision(make: Callable[[], nn.Module
         assert 1e-5 < float((short - precise).norm() / precise.norm()) < 2e-3
 
 
+@pytest.mark.usefixtures("many_rows")
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e6, 1e12])
 def test_float16_takes_vectors_of_any_size(size: float) -> None:
     """Whose products are beyond its range, but for their scale; and beside others of another size."""
@@ -158,6 +167,7 @@ def test_float16_takes_vectors_of_any_size(size: float) -> None:
             )
 
 
+@pytest.mark.usefixtures("many_rows")
 def test_float16_makes_room_where_a_product_is_too_large() -> None:
     network = Network(nn.Sequential(nn.Linear(4, 64, bias=False), nn.Linear(64, 3, bias=False)), caveat.Categorical())
     for parameter, value in zip(network.module.parameters(), (20.0, 0.001), strict=True):
@@ -203,12 +213,16 @@ class OverTheBatch(nn.Linear):
         return super().forward(x - x.mean(0))
 
 
-@pytest.mark.parametrize(("module", "named"), [(Signs(), "first.weight"), (OverTheBatch(4, 3), "weight")])
-def test_derivatives_that_are_not_autograds_are_refused(module: nn.Module, named: str) -> None:
-    network = network_of(module)
+def test_a_custom_derivative_is_that_of_autograd() -> None:
+    features = features_of(Signs(), x := torch.randn(N, 4))
+    assert_products(features, x.double())
+
+
+def test_rows_that_depend_on_each_other_are_refused() -> None:
+    network = network_of(OverTheBatch(4, 3))
     params, rows = network.params(), Rows((torch.randn(N, 4).double(), torch.zeros(N, dtype=torch.long)))
     for _ in range(2):  # what the network keeps does not make it pass
-        with pytest.raises(ValueError, match=rf"derivatives of {named}.*row alone.*leave those parameters out"):
+        with pytest.raises(ValueError, match=r"derivatives of weight.*row alone.*leave those parameters out"):
             NetworkFeatures(network, params, rows)
 
 
@@ -245,10 +259,11 @@ def test_rows_without_finite_derivatives_are_named() -> None:
 
 def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[int] = []
-    real = jacobian_features.Program
-    monkeypatch.setattr(jacobian_features, "Program", lambda *a: (traced.append(1), real(*a))[1])
+    real = choice.Program
+    monkeypatch.setattr(choice, "Program", lambda *a: (traced.append(1), real(*a))[1])
+    monkeypatch.setattr(jacobian_features, "FEW_ROWS", 1)
     network, x = network_of(nn.Linear(4, 3)), torch.randn(N, 4).double()
-    params, programs = network.params(), jacobian_features.Programs()
+    params, programs = network.params(), Programs()
 
     def outputs(params: dict[str, Tensor], count: int) -> Tensor:
         rows = Rows((x[:count], torch.zeros(count, dtype=torch.long)))
@@ -256,16 +271,22 @@ def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: py
         return torch.cat([block.outputs for block in features.blocks()])
 
     first = outputs(params, N)
-    assert len(traced) == 2  # two rows to check, and all
+    assert len(traced) == 1
     assert torch.equal(outputs(params, N), first)
-    assert len(traced) == 2
+    assert len(traced) == 1
     params["bias"] += 1  # in place
     torch.testing.assert_close(outputs(params, N), first + 1)
     other = network.params()
     torch.testing.assert_close(outputs(other, N), first)
-    assert len(traced) == 6
-    for count in range(3, N + 1):
-        outputs(other, count)
-    monkeypatch.setattr(jacobian_features, "_PROGRAMS", 1)
-    outputs(other, N)
-    assert len(programs._kept) == 1
+    assert len(traced) == 3
+    monkeypatch.setattr(choice, "PROGRAMS", 2)
+    for count in range(2, N + 1):
+        torch.testing.assert_close(outputs(other, count), first[:count])
+    assert len(traced) == 4, "further shapes go by autograd"
+
+
+def test_few_rows_are_not_traced() -> None:
+    module, x = CASES["perceptron"]()
+    features = features_of(module, x)
+    assert_products(features, x.double())
+    assert features.way()["why"] == "5 rows are few"
