@@ -17,10 +17,11 @@ from caveat.batches import tensors as tensors_in
 from caveat.copies import FrozenBase, unwrapped, with_stored_values
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.distributed import current_ranks
-from caveat.engine.forward_probe import differs_from
+from caveat.engine.forward_probe import differs_from, likeness_of, made_up
 from caveat.engine.method import Method
-from caveat.engine.predictors import Predictor, Replicas
+from caveat.engine.predictors import Fixing, Predictor, Replicas
 from caveat.engine.run import Info, Run
+from caveat.engine.served import served_module
 from caveat.engine.state_checks import check_finite, check_like, check_names
 from caveat.files import new_folder
 from caveat.knobs import knob_classes
@@ -104,6 +105,47 @@ class Posterior:
 
     def _calibrated(self, prediction: Any) -> Predictive:
         return prediction if self.calibration is None else dataclasses.replace(prediction, calibration=self.calibration)
+
+    def module(self, *, draws: int | None = None, seed: int = 0, example: Inputs | None = None) -> nn.Module:
+        """The prediction as an ordinary module in evaluation mode: no caveat is needed once it is exported.
+
+        It is called as the network's own module is, and returns a dict of tensors [B, ...]: `mean` (of classes the
+        probabilities), `aleatoric` and `epistemic`, equal to those of `predict` with these draws and this seed. The
+        draws are inside, so that memory and time of a pass grow with them.
+
+        Args:
+            draws: posterior draws; the method's own number, or its closed form, unless given.
+            seed: of the draws.
+            example: a few rows of inputs, of which only shapes and types are used; known from the fit unless given.
+        """
+        if draws is not None and (not isinstance(draws, int) or draws < 1):
+            raise ValueError(f"module(draws={draws!r}): must be a whole number, at least 1")
+        self.network.base.check()
+        predictor, closed = self.predictor, draws is None and self.method.closed_form(self.network.likelihood)
+        if not isinstance(predictor, Fixing):
+            raise TypeError(
+                f"{type(self.method).__name__} predicts in a way of its own that has no module: give its predictor a "
+                "`fixed_form`, or serve it with predict"
+            )
+        n = None if closed else draws or self.method.default_draws
+        with torch.inference_mode(False), torch.no_grad(), without_autocast(self.network.device):
+            rows = self.example(example)
+            form = predictor.fixed_form(n, torch.Generator().manual_seed(seed), rows)
+            return served_module(form, self.network.likelihood, rows)
+
+    def example(self, like: Inputs | None = None) -> Inputs:
+        """Three rows of made-up inputs, in the likeness of the training rows or of given ones: nothing of the data.
+
+        Normal numbers, and whole ones up to the largest that was there.
+        """
+        likeness = self.info.forward.get("inputs") if like is None else likeness_of(self._checked(like))
+        if likeness is None:
+            raise ValueError(
+                "inputs like these cannot be made up: give tensors, or a dict or tuple of them"
+                if like is not None
+                else "what inputs look like is not known of this posterior: give a few rows, such as example=x[:3]"
+            )
+        return made_up(likeness, torch.Generator().manual_seed(0), self.network.device)
 
     def moments(self, x: Inputs, *, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean of the outputs, [B, ...], and their covariance, where the method has them in closed form.

@@ -39,6 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "engine/sparse": {"engine/training"},
     "engine/linearised": {"engine/linear_model", "engine/row_gradients", "engine/tangents"},
     "engine/laplace": {"engine/row_gradients"},
+    "engine/served": set(),
     "engine/channels": {"engine/sparse", "engine/training"},
     "engine/variational": {"engine/channels", "engine/sparse", "engine/training"},
     "engine/members": {"engine/training"},

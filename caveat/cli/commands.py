@@ -16,6 +16,7 @@ from caveat.cli.bench import Bench
 from caveat.cli.demo import Demo
 from caveat.cli.diagnose import Diagnose
 from caveat.cli.evaluate import Calibrate, Evaluate
+from caveat.cli.export import Export
 from caveat.cli.fit import Fit
 from caveat.cli.methods import Methods
 from caveat.cli.predict import Predict
@@ -30,6 +31,7 @@ PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "predict": Predict,
     "calibrate": Calibrate,
     "evaluate": Evaluate,
+    "export": Export,
     "report": Report,
     "methods": Methods,
     "diagnose": Diagnose,
@@ -81,7 +83,8 @@ def commands(arguments: Sequence[str]) -> tuple[Any, dict[type, Callable[[Any], 
         fits = Union[tuple(leaf(name, Fit, methods.get(name), about=line) for name, line in lines.items())]  # noqa: UP007
         fits = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
     leaves["fit"] = fits
-    order = ("demo", "fit", "calibrate", "predict", "evaluate", "bench", "report", "diagnose", "reference", "methods")
+    scoring = ("calibrate", "predict", "evaluate", "export")
+    order = ("demo", "fit", *scoring, "bench", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
 
 

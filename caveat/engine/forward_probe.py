@@ -18,7 +18,7 @@ from caveat.network import Network, Params, without_autocast
 from caveat.randomness import seeded
 from caveat.storage import CorruptFile
 
-__all__ = ["differs_from", "forward_probe"]
+__all__ = ["differs_from", "forward_probe", "likeness_of", "made_up"]
 
 ROWS, NUMBERS = 3, 32  # of the inputs, and kept of the outputs
 LARGEST = 2**28  # numbers of an input that a file may ask to be made up
@@ -30,7 +30,7 @@ def forward_probe(network: Network, x: Inputs) -> dict[str, Any]:
 
     There are none where the network draws random numbers, or cannot take such inputs.
     """
-    likeness = _likeness(x)
+    likeness = likeness_of(x)
     if likeness is None:
         return {}
     outputs, again = _outputs(network, likeness, seeds=2)
@@ -51,7 +51,7 @@ def differs_from(probe: dict[str, Any], network: Network) -> bool:
     return bool(((outputs - known).abs() > TOLERANCE * known.abs().max().clamp_min(1e-6)).any())
 
 
-def _likeness(x: Inputs) -> Any:
+def likeness_of(x: Inputs) -> Any:
     """The structure of inputs as json: shapes, types and the largest whole number; None where it cannot be said."""
     if isinstance(x, Tensor):
         whole = not x.is_floating_point() and not x.is_complex()
@@ -59,16 +59,16 @@ def _likeness(x: Inputs) -> Any:
         shape = list(x.shape[1:]) if x.ndim else None
         return {"shape": shape, "type": str(x.dtype).removeprefix("torch."), "high": high}
     if isinstance(x, dict):
-        entries = {str(key): _likeness(value) for key, value in x.items()}
+        entries = {str(key): likeness_of(value) for key, value in x.items()}
         return None if None in entries.values() else {"entries": entries}
     if isinstance(x, list | tuple):
-        items = [_likeness(value) for value in x]
+        items = [likeness_of(value) for value in x]
         return None if None in items else {"items": items}
     return {"value": x} if isinstance(x, str | bool | int | float) else None
 
 
 def _is_likeness(value: Any, depth: int = 0) -> bool:
-    """Whether json is what `_likeness` makes, of a size that can be made up."""
+    """Whether json is what `likeness_of` makes, of a size that can be made up."""
     if not isinstance(value, dict) or depth > 20:
         return False
     if value.keys() == {"entries"} and isinstance(value["entries"], dict):
@@ -89,12 +89,12 @@ def _are_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) in (int, float) for number in value)
 
 
-def _made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Inputs:
+def made_up(likeness: Any, rng: torch.Generator, device: torch.device) -> Inputs:
     """Inputs of that structure, [ROWS, ...]."""
     if "entries" in likeness:
-        return {key: _made_up(value, rng, device) for key, value in likeness["entries"].items()}
+        return {key: made_up(value, rng, device) for key, value in likeness["entries"].items()}
     if "items" in likeness:
-        return tuple(_made_up(value, rng, device) for value in likeness["items"])
+        return tuple(made_up(value, rng, device) for value in likeness["items"])
     if "value" in likeness:
         return likeness["value"]
     dtype, shape = getattr(torch, likeness["type"]), likeness["shape"]
@@ -109,7 +109,7 @@ def _outputs(network: Network, likeness: Any, seeds: int = 1) -> list[Tensor | N
 
     They come for each seed, 0 and up, of what the module itself may draw.
     """
-    x, device = _made_up(likeness, torch.Generator().manual_seed(0), network.device), network.device
+    x, device = made_up(likeness, torch.Generator().manual_seed(0), network.device), network.device
     outputs = []
     try:
         weights = _weights(network)  # once for all seeds: a large network has many to draw

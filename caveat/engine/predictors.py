@@ -8,7 +8,8 @@ draw is made once.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,8 +23,12 @@ __all__ = [
     "PIECE_ROWS",
     "DrawFunction",
     "DrawPredictor",
+    "FixedForm",
+    "Fixing",
+    "LinearDraws",
     "Predictor",
     "Replicas",
+    "WeightDraws",
     "forward_in_pieces",
     "outputs_of_draws",
     "pick",
@@ -45,6 +50,40 @@ class Predictor(Protocol):
 
     def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
         """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint [B D, B D]; None where not closed."""
+
+
+@dataclass(frozen=True)
+class WeightDraws:
+    """A prediction that is the average over fixed settings of the weights."""
+
+    members: list[tuple[Network, Params]]  # of each draw its network, and all that differs from the network's own
+    hyper: Hyper  # what the likelihood learned in a draw is among its params, under "hyper/"
+
+
+@dataclass(frozen=True)
+class LinearDraws:
+    """A prediction of the linearised network, f(x) + J(x) d for fixed directions d of chosen weights.
+
+    The directions are draws; or, with `closed`, sum_k (J d_k)^2 is the variance of each output.
+    """
+
+    network: Network  # its names are the parameters that directions move
+    params: Params  # where it is linearised, with buffers
+    directions: Tensor  # [K, n], over the chosen weights
+    index: Tensor | None  # which those are, as positions in the concatenation of the parameters; None for all
+    hyper: Hyper
+    closed: bool
+
+
+FixedForm = WeightDraws | LinearDraws
+
+
+@runtime_checkable
+class Fixing(Protocol):
+    """A predictor whose prediction can be written down once and for all, as a module for service needs it."""
+
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> FixedForm:
+        """What `outputs` with n draws computes, or `moments` without n; raises a TypeError where that is not fixed."""
 
 
 class Replicas(Generic[Thing]):
@@ -87,6 +126,13 @@ class DrawPredictor:
         """Outputs [S, B, ...] of n weight draws, and their hyper."""
         with self._networks.lent() as network:
             return outputs_of_draws(self._draws(self._state, network, n, rng), self._state["hyper"], network, x)
+
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
+        """The draws that `outputs` makes."""
+        assert n is not None  # there is no closed form
+        with self._networks.lent() as network:
+            members = [(network, params) for params in self._draws(self._state, network, n, rng)]
+        return WeightDraws(members, self._state["hyper"])
 
     def moments(self, x: Inputs, joint: bool = False) -> None:
         """None: outputs of weight draws have no closed form."""

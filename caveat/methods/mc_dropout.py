@@ -142,6 +142,13 @@ class _MaskPredictor:
 
             return torch.stack([torch.cat([*one_pass()]) for _ in range(n)]), self._state["hyper"]
 
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> NoReturn:
+        """Refused: masks that were fixed would be another posterior than the one that `predict` uses."""
+        raise TypeError(
+            "MCDropout draws masks for every row anew, so no module without randomness gives its predictions: serve it "
+            "with predict, or fit a DeepEnsemble, SWAG or a Laplace method, whose draws are weights"
+        )
+
     def moments(self, x: Inputs, joint: bool = False) -> None:
         """None: there is no closed form."""
         return None

@@ -54,15 +54,17 @@ class CategoricalPredictive:
     @cached_property
     def aleatoric(self) -> Tensor:
         """Mean entropy of the draws."""
-        return -_expected(self.log_samples, self.log_samples).mean(0)
+        return _mean_entropy(self.log_samples)
 
     @cached_property
     def epistemic(self) -> Tensor:
         """Mutual information of label and weights, mean_s KL(p_s || probs): how much the draws disagree."""
-        log_ratio = (self.log_samples - self._log_probs).clamp_min(torch.finfo(self.log_samples.dtype).min)
-        # KL = sum_c p_c (r log r - r + 1) with r = p_s / p: no term is negative, so that small ones are not lost.
-        divergence = log_ratio.exp() * log_ratio - log_ratio.expm1()
-        return _expected(self._log_probs, divergence.clamp_min(0)).mean(0)  # rounding may leave -1e-17
+        return _disagreement(self.log_samples, self._log_probs)
+
+    def decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities, aleatoric and epistemic, of which nothing is kept: for tracing."""
+        log_probs = log_mean_exp(self.log_samples)
+        return log_probs.exp(), _mean_entropy(self.log_samples), _disagreement(self.log_samples, log_probs)
 
     def decisions(self, targets: Tensor) -> Tensor:
         """The label that each position is scored by, [B, ...]: the target there, or that of the next position."""
@@ -140,8 +142,7 @@ class BernoulliPredictive:
 
     @cached_property
     def _both(self) -> CategoricalPredictive:
-        log_sigmoid = torch.nn.functional.logsigmoid
-        return CategoricalPredictive(torch.stack([log_sigmoid(-self.logits), log_sigmoid(self.logits)], -1))
+        return _no_and_yes(self.logits)
 
     @property
     def samples(self) -> Tensor:
@@ -173,6 +174,11 @@ class BernoulliPredictive:
         """Mutual information of label and weights."""
         return self._both.epistemic
 
+    def decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The probability of yes, aleatoric and epistemic, of which nothing is kept: for tracing."""
+        probs, aleatoric, epistemic = _no_and_yes(self.logits).decomposed()
+        return probs[..., 1], aleatoric, epistemic
+
     def log_prob(self, targets: Tensor) -> Tensor:
         """Log probability of each target (one a label)."""
         return self._both.log_prob(targets)
@@ -200,6 +206,24 @@ class BernoulliPredictive:
         """Probabilities of no and yes and their decomposition, one row a label."""
         table = self._both.columns(targets)
         return table if self.calibration is None else table | {"set_90": self.label_set(0.9).flatten(0, -2)}
+
+
+def _no_and_yes(logits: Tensor) -> CategoricalPredictive:
+    """The two classes that a logit stands for."""
+    log_sigmoid = torch.nn.functional.logsigmoid
+    return CategoricalPredictive(torch.stack([log_sigmoid(-logits), log_sigmoid(logits)], -1))
+
+
+def _mean_entropy(log_samples: Tensor) -> Tensor:
+    return -_expected(log_samples, log_samples).mean(0)
+
+
+def _disagreement(log_samples: Tensor, log_probs: Tensor) -> Tensor:
+    """The mean over draws of KL(p_s || p)."""
+    log_ratio = (log_samples - log_probs).clamp_min(torch.finfo(log_samples.dtype).min)
+    # KL = sum_c p_c (r log r - r + 1) with r = p_s / p: no term is negative, so that small ones are not lost.
+    divergence = log_ratio.exp() * log_ratio - log_ratio.expm1()
+    return _expected(log_probs, divergence.clamp_min(0)).mean(0)  # rounding may leave -1e-17
 
 
 def _expected(log_probs: Tensor, values: Tensor) -> Tensor:

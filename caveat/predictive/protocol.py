@@ -28,6 +28,9 @@ class Predictive(Protocol):
     def epistemic(self) -> Tensor:
         """The part of the uncertainty that comes from not knowing the weights."""
 
+    def decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean (of classes the probabilities), aleatoric and epistemic, of which nothing is kept: for tracing."""
+
     def log_prob(self, targets: Tensor) -> Tensor:
         """Log density of targets under the mixture, one number a class label or row of real targets."""
 

@@ -55,7 +55,15 @@ class GaussianPredictive:
     @cached_property
     def epistemic(self) -> Tensor:
         """Variance from not knowing the weights: that of the means, and what the components have beside noise."""
-        return (self.means - self.mean).square().mean(0) + (self.variances.mean(0) - self.noise).clamp_min(0)
+        return self._spread(self.mean)
+
+    def _spread(self, mean: Tensor) -> Tensor:
+        return (self.means - mean).square().mean(0) + (self.variances.mean(0) - self.noise).clamp_min(0)
+
+    def decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, aleatoric and epistemic, of which nothing is kept: for tracing."""
+        mean = self.means.mean(0)
+        return mean, self.noise.expand_as(mean), self._spread(mean)
 
     def joint_covariance(self) -> Tensor:
         """Covariance of the draws' means over all rows and outputs of the batch at once, [B*D, B*D]."""
@@ -141,6 +149,11 @@ class PoissonPredictive:
     def epistemic(self) -> Tensor:
         """Variance of the rate over draws."""
         return (self.rates - self.mean).square().mean(0)
+
+    def decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, aleatoric and epistemic, of which nothing is kept: for tracing."""
+        mean = self.rates.mean(0)
+        return mean, mean, (self.rates - mean).square().mean(0)
 
     def _log_probs(self, counts: Tensor) -> Tensor:
         """Log probability of a count for each draw and output, [S, B, ..., D], float64."""

@@ -5,7 +5,7 @@ They bring torch with them, which takes a second, so that a command line that on
 
 from caveat.bayesian_linear_model import BayesianLinearModel
 from caveat.data import shift
-from caveat.deploy import deploy
+from caveat.deploy import deploy, export
 from caveat.engine.run import Info
 from caveat.engine.training import Training
 from caveat.evaluate import Fidelity, ReferenceSet, evaluate, fidelity
@@ -61,6 +61,7 @@ __all__ = [
     "deploy",
     "diagnose",
     "evaluate",
+    "export",
     "fidelity",
     "fit",
     "load",

@@ -57,6 +57,9 @@ class WeightGaussian(Protocol):
     def weights(self, deltas: Tensor) -> Tensor:
         """The weights [count, n] that draws in the Gaussian's own coordinates stand for."""
 
+    def covariance_root(self) -> Tensor:
+        """A root R [n, n] of the covariance in the weights themselves: R^T R = P^-1."""
+
     def log_det(self) -> float:
         """Log determinant of the precision P."""
 
@@ -150,6 +153,10 @@ class DenseGaussian:
     def weights(self, deltas: Tensor) -> Tensor:
         """The draws themselves: the coordinates are weights."""
         return deltas
+
+    def covariance_root(self) -> Tensor:
+        """L^-1, since P^-1 = L^-T L^-1."""
+        return self._inverse.mT
 
     def log_det(self) -> float:
         """Twice the sum of the logs of the factor's diagonal."""
@@ -261,6 +268,19 @@ class LowRankGaussian:
     def weights(self, deltas: Tensor) -> Tensor:
         """The draws themselves: the coordinates are weights."""
         return deltas
+
+    def covariance_root(self) -> Tensor:
+        """The symmetric root in units of the prior, times D^-1/2.
+
+        With W = rows D^-1/2 = U s V^T, P^-1 = D^-1/2 (I - V diag(1 - 1 / (1 + s^2)) V^T) D^-1/2, and the symmetric root
+        of what is between has 1 - 1 / sqrt(1 + s^2) in the place of the diagonal.
+        """
+        scale = self.prior.double().rsqrt()
+        _, singular, basis = torch.linalg.svd(self.rows.double() * scale, full_matrices=False)
+        shrink = 1 - (1 + singular.square()).rsqrt()
+        root = -(basis.T * shrink) @ basis
+        root.diagonal().add_(1)
+        return (root * scale).to(self.rows.dtype)
 
     def log_det(self) -> float:
         """The log determinant of P, which is log|D| + log|K|."""

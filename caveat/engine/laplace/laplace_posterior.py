@@ -17,7 +17,7 @@ from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.chosen_weights import ChosenWeights
 from caveat.engine.laplace.gaussians import WeightGaussian
 from caveat.engine.laplace.layer_gaussians import check_gaussian, restored
-from caveat.engine.predictors import Replicas, outputs_of_draws
+from caveat.engine.predictors import FixedForm, LinearDraws, Replicas, WeightDraws, outputs_of_draws
 from caveat.engine.row_gradients import Jacobian, Plans, evenly
 from caveat.engine.state_checks import check_hyper, check_indices, check_point, network_tensors
 from caveat.engine.torch_settings import differentiable_attention, jvp
@@ -162,6 +162,30 @@ class LaplacePredictor:
                 covariances.append(self._gaussian.covariance(row_pass, joint))
                 del row_pass
             return torch.cat(means), torch.cat(covariances)
+
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> FixedForm:
+        """The draws that `outputs` makes, or for `moments` a root of the covariance."""
+        state = self._state
+        if self._prediction == "bridge":
+            raise TypeError(
+                "prediction='bridge' draws from a distribution of each row's own, so no module without randomness "
+                "gives it: fit with prediction='closed', or 'samples'"
+            )
+        with self._replicas.lent() as chosen:
+            if self._prediction == "weights" and n is not None:
+                draws = self._weight_draws(chosen, n, rng)
+                return WeightDraws([(chosen.network, params) for params in draws], state.hyper)
+            if n is None:
+                size = len(self._gaussian.prior)
+                advice = "take draws instead, module(draws=100)"
+                what = f"a root of the covariance of {size:,} weights"
+                refuse_if_too_large(what, 24 * size**2, chosen.network.device, advice)
+                directions = self._gaussian.covariance_root()
+            elif self._at_the_point(chosen, example)[0].numel() > 2 * n:  # as `outputs` goes by tangents
+                directions = torch.cat([self._gaussian.weights(self._gaussian.deltas(1, rng)) for _ in range(n)])
+            else:
+                directions = self._gaussian.weights(self._gaussian.deltas(n, rng))
+            return LinearDraws(chosen.network, state.params, directions, chosen.index, state.hyper, n is None)
 
     def _at_the_point(self, chosen: ChosenWeights, x: Inputs) -> Tensor:
         with torch.no_grad():

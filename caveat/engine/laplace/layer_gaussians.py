@@ -318,6 +318,10 @@ class LayerGaussian:
                 weights[:, self.places[name]] = piece
         return weights
 
+    def covariance_root(self) -> Tensor:
+        """Each coordinate's deviation, in the weights that it stands for, [n, n]."""
+        return self.weights(torch.cat([p.rsqrt() for _, _, p in self.precisions()]).to(self.prior).diag())
+
     def log_det(self, scale: float = 1.0) -> float:
         """The log determinant of the precision, summed over all coordinates."""
         return sum(float((p.double().log() * part.shares()).sum()) for _, part, p in self.precisions(scale))

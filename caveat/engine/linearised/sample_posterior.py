@@ -11,7 +11,7 @@ from caveat.batches import Inputs, count_rows, move, outside_inference_mode
 from caveat.engine.flat_weights import moved
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.sampler import InputRows, check_shifts
-from caveat.engine.predictors import Replicas, outputs_of_draws, pick
+from caveat.engine.predictors import FixedForm, LinearDraws, Replicas, WeightDraws, outputs_of_draws, pick
 from caveat.engine.state_checks import check_hyper, check_names, check_point, check_tensor
 from caveat.engine.tangents import Programs
 from caveat.likelihoods import Hyper
@@ -140,6 +140,19 @@ class SamplePredictor:
             return mean, every.T @ every / count
         rows = shifts.flatten(2)
         return mean, torch.einsum("kbi,kbj->bij", rows, rows) / count
+
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> FixedForm:
+        """The samples that `outputs` takes, or all of them for `moments`."""
+        state = self._state
+        with self._networks.lent() as network:
+            if self._by_weights and n is not None:
+                draws = self._weight_draws(network, n, rng)
+                return WeightDraws([(network, params) for params in draws], state.hyper)
+            closed, count = n is None, state.count
+            chosen = list(range(count)) if n is None else pick(count, n, rng)
+            width = state.spread / count**0.5 if closed else state.spread
+            directions = torch.stack([width * state.sample(number).to(network.device) for number in chosen])
+            return LinearDraws(network, state.params, directions, None, state.hyper, closed)
 
     @torch.no_grad()
     def _shifts(self, network: Network, x: Inputs, chosen: list[int]) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs, move, slices
 from caveat.engine.chains import DrawChecks
-from caveat.engine.predictors import PIECE_ROWS, Replicas, pick
+from caveat.engine.predictors import PIECE_ROWS, Replicas, WeightDraws, pick
 from caveat.engine.run import Run
 from caveat.engine.sparse import Substitute
 from caveat.engine.state_checks import check_hyper, check_tensor, learned_hyper
@@ -149,6 +149,18 @@ class DrawsPredictor:
                 for name, value in self._state.learned[number].items():
                     learned.setdefault(name, []).append(value)
         return torch.stack(outputs), self._state.hyper | {name: torch.stack(values) for name, values in learned.items()}
+
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
+        """The draws that `outputs` takes, each of its own narrow network where it has one."""
+        assert n is not None  # there is no closed form
+        members = []
+        for number in pick(len(self._state.draws), n, rng):
+            draw = self._state.draws[number]
+            network = draw.network(self._network)
+            layout = draw.layout(network)
+            learned = {f"{_LEARNED}{name}": value for name, value in self._state.learned[number].items()}
+            members.append((network, draw.rest | layout.whole(draw.values(layout, rng)) | learned))
+        return WeightDraws(members, self._state.hyper)
 
     def moments(self, x: Inputs, joint: bool = False) -> None:
         """None: there is no closed form."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.predictors import PIECE_ROWS, Replicas
+from caveat.engine.predictors import PIECE_ROWS, Replicas, WeightDraws
 from caveat.engine.sparse import LayerGeometry, Substitute, WeightLayout, column_indices, plain_layers, weight_name
 from caveat.engine.state_checks import (
     buffers_like,
@@ -244,6 +244,20 @@ class LayerPredictor:
                 pieces = (move(piece, device) for piece in slices(x, PIECE_ROWS))
                 outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
         return torch.stack(outputs), state.hyper
+
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
+        """The draws that `outputs` makes, of a narrow network where the posterior is of one."""
+        if self._local:
+            raise TypeError(
+                "prediction='local' draws noise for every row anew, so no module without randomness gives it: fit with "
+                "prediction='draws'"
+            )
+        assert n is not None  # there is no closed form
+        network = self._state.network(self._network)
+        layout = self._state.layout(network)
+        draws = (self._state.values(layout, rng) for _ in range(n))
+        members = [(network, self._state.rest | layout.whole(values)) for values in draws]
+        return WeightDraws(members, self._state.hyper)
 
     def moments(self, x: Inputs, joint: bool = False) -> None:
         """None: there is no closed form."""

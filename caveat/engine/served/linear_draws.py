@@ -1,0 +1,212 @@
+"""A linearised network with fixed directions of its weights, as a module of ordinary operations.
+
+    draws        f(x) + J(x) d_k                             one draw of the function for each of K directions
+    closed       N(f(x), sum_k (J(x) d_k)^2)                 the mean and variance of Gaussian outputs
+
+`torch.export` cannot take what `torch.func` makes of a network whose number of rows is not known. So the network is
+exported first, into a graph of some fifty kinds of operations, and tangents [K, B, ...] are pushed along that graph by
+a rule for each kind (`tangent_rules`); what comes out is a graph itself.
+"""
+
+import operator
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from caveat.batches import Inputs
+from caveat.engine.flat_weights import flat_places
+from caveat.engine.predictors import LinearDraws
+from caveat.engine.served.averaged_draws import Values, arguments, described, inputs_of, rows_of, single
+from caveat.engine.served.tangent_rules import WITHOUT_SLOPE, rule_for
+from caveat.likelihoods import Likelihood
+from caveat.network import Params
+
+__all__ = ["linear_module"]
+
+DENSE_UP_TO = 2**22  # numbers of directions that are kept for whole parameters; more are spread out in each pass
+
+
+def linear_module(form: LinearDraws, likelihood: Likelihood, example: Inputs) -> nn.Module:
+    """The module of a linearised network; `example` is a few rows."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # of torch about itself
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        point = _exported(_AtThePoint(form), example).run_decompositions()
+        return _Pushed(_exported(_Linearised(form, likelihood, point), example).module())
+
+
+class _Pushed(nn.Module):
+    """A graph that was traced, called as the network's own module is."""
+
+    def __init__(self, steps: nn.Module) -> None:
+        super().__init__()
+        self.steps = steps
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """What the posterior says about inputs, [B, ...] each."""
+        described_by_name: dict[str, Tensor] = self.steps(*args, **kwargs)
+        return described_by_name
+
+
+def _exported(module: nn.Module, example: Inputs) -> ExportedProgram:
+    args, kwargs = arguments(example)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        try:
+            return torch.export.export(module.eval(), args, kwargs, dynamic_shapes=rows_of(example))
+        except _NoRule:
+            raise
+        except (RuntimeError, ValueError, TypeError, AttributeError, torch._dynamo.exc.UserError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"a linearised network becomes a module by torch.export, which does not take this one ({reason}): "
+                "change what it names, or serve the posterior with predict"
+            ) from error
+
+
+class _AtThePoint(nn.Module):
+    """The network where it is linearised; all its tensors are buffers."""
+
+    def __init__(self, form: LinearDraws) -> None:
+        super().__init__()
+        self.network = form.network.replica()
+        self.values = Values(form.network.fixed() | form.network.params() | _without_hyper(form.params))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        outputs: Tensor = self.network(self.values.tensors(), inputs_of(args, kwargs))
+        return outputs
+
+
+class _Linearised(nn.Module):
+    """The network's graph with tangents beside its values."""
+
+    def __init__(self, form: LinearDraws, likelihood: Likelihood, point: ExportedProgram) -> None:
+        super().__init__()
+        self.likelihood, self.closed, self.hyper = likelihood, form.closed, Values(form.hyper)
+        self.directions = _Directions(form)
+        signature = point.graph_signature
+        tensors = {**point.state_dict, **point.constants}
+        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        named |= dict(signature.inputs_to_lifted_tensor_constants)
+        self.given = Values({place: tensors[name] for place, name in named.items()})
+        self.leaves = {place: _parameter(name) for place, name in signature.inputs_to_buffers.items()}
+        self.steps = [point.graph]  # in a list: it is no part of the module's own state
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        inputs = iter(pytree.tree_leaves((args, kwargs)))
+        given, directions = self.given.tensors(), self.directions()
+        values: dict[fx.Node, Any] = {}
+        tangents: dict[fx.Node, Any] = {}
+        for node in self.steps[0].nodes:
+            if node.op == "placeholder":
+                values[node] = given[node.name] if node.name in given else next(inputs)
+                if (name := self.leaves.get(node.name)) in directions:
+                    tangents[node] = directions[name]
+            elif node.op == "call_function":
+                _step(node, values, tangents)
+            elif node.op == "output":
+                (last,) = node.args[0]
+                return self._predicted(values[last], tangents.get(last))
+        raise AssertionError("a graph ends with its outputs")
+
+    def _predicted(self, outputs: Tensor, shifts: Tensor | None) -> dict[str, Tensor]:
+        if shifts is None:
+            raise ValueError("the outputs do not depend on the weights that the posterior is over")
+        outputs, shifts, hyper = single(outputs), single(shifts), self.hyper.tensors()
+        if self.closed:
+            return described(self.likelihood.closed_predictive(outputs, shifts.square().sum(0), hyper))
+        return described(self.likelihood.predictive(outputs + shifts, hyper))
+
+
+class _Directions(nn.Module):
+    """The directions, [K, ...] for each parameter; those of a few chosen weights are spread out in each pass."""
+
+    def __init__(self, form: LinearDraws) -> None:
+        super().__init__()
+        parameters = dict(form.network.module.named_parameters())
+        places = flat_places(form.network)
+        self.shapes = {name: parameters[name].shape for name in places}
+        index = form.index
+        parts: Params = {}
+        entries: Params = {}
+        for name, place in places.items():
+            if index is None:
+                parts[name] = form.directions[:, place].reshape(-1, *self.shapes[name])
+                continue
+            chosen = (index >= place.start) & (index < place.stop)
+            if bool(chosen.any()):
+                parts[name], entries[name] = (
+                    form.directions[:, chosen.to(form.directions.device)],
+                    index[chosen] - place.start,
+                )
+        numbers = sum(len(form.directions) * self.shapes[name].numel() for name in entries)
+        if entries and numbers <= DENSE_UP_TO:
+            parts = {name: self._spread(part, entries[name], name) for name, part in parts.items()}
+            entries = {}
+        self.parts, self.entries = Values(parts), Values(entries)
+
+    def _spread(self, part: Tensor, entries: Tensor, name: str) -> Tensor:
+        whole = part.new_zeros(len(part), self.shapes[name].numel()).index_copy(1, entries.to(part.device), part)
+        return whole.reshape(-1, *self.shapes[name])
+
+    def forward(self) -> Params:
+        entries = self.entries.tensors()
+        return {
+            name: self._spread(part, entries[name], name) if name in entries else part
+            for name, part in self.parts.tensors().items()
+        }
+
+
+def _step(node: fx.Node, values: dict[fx.Node, Any], tangents: dict[fx.Node, Any]) -> None:
+    """A node's value, and its tangents where its arguments have some."""
+
+    def value(n: fx.Node) -> Any:
+        return values[n]
+
+    args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
+    values[node] = result = node.target(*args, **kwargs)  # type: ignore[operator]
+    if not any(source in tangents for source in node.all_input_nodes):
+        return
+    if node.target is operator.getitem:
+        tangent = tangents[node.args[0]][node.args[1]]  # type: ignore[index]
+        if tangent is not None:
+            tangents[node] = tangent
+        return
+    if node.target in WITHOUT_SLOPE or (isinstance(result, Tensor) and not result.is_floating_point()):
+        return  # a comparison, or the place of a maximum
+    given = fx.node.map_aggregate(node.args, lambda arg: tangents.get(arg) if isinstance(arg, fx.Node) else None)
+    if any(source in tangents for source in node.kwargs.values()):
+        raise _unknown(node)
+    try:
+        rule = rule_for(node.target)
+    except KeyError:
+        raise _unknown(node) from None
+    tangents[node] = rule(node.target, args, kwargs, given, result)
+
+
+class _NoRule(ValueError):  # noqa: N818 - the name says what it is
+    """An operation that tangents cannot be pushed through."""
+
+
+def _unknown(node: fx.Node) -> _NoRule:
+    stack = node.meta.get("nn_module_stack") or {}
+    layer = next(reversed(stack.values()))[0] if stack else "the network itself"
+    return _NoRule(
+        f"the linearised network has no module: there is no rule for {node.target}, which {layer or 'the network'} "
+        "uses; serve the posterior with predict, or fit it over the layers after that one"
+    )
+
+
+def _parameter(name: str) -> str:
+    """The parameter's own name, from that of its buffer."""
+    return name.removeprefix("values.").replace("|", ".")
+
+
+def _without_hyper(params: Mapping[str, Tensor]) -> Params:
+    return {name: value for name, value in params.items() if not name.startswith("hyper/")}
