@@ -319,8 +319,13 @@ class LayerGaussian:
         return weights
 
     def covariance_root(self) -> Tensor:
-        """Each coordinate's deviation, in the weights that it stands for, [n, n]."""
-        return self.weights(torch.cat([p.rsqrt() for _, _, p in self.precisions()]).to(self.prior).diag())
+        """The symmetric root P^-1/2 of each part, as `deltas` has it, [n, n]."""
+        one, before, parts = torch.eye(len(self.prior)).to(self.prior), 0, []
+        for names, part, precision in self.precisions():
+            size = self._size(names)
+            parts.append(part.coordinates(one[:, before : before + size]) / precision.sqrt())
+            before += size
+        return self.weights(torch.cat(parts, 1))
 
     def log_det(self, scale: float = 1.0) -> float:
         """The log determinant of the precision, summed over all coordinates."""

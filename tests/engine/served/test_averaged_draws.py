@@ -78,6 +78,11 @@ def test_closed_moments(likelihood: str) -> None:
     check(fitted(caveat.LastLayerLaplace(precision=1.0, prediction="closed"), likelihood))
 
 
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "low_rank"])
+def test_closed_moments_of_every_form_of_covariance(structure: Any) -> None:
+    check(fitted(caveat.Laplace(structure, rank=10, precision=1.0), "Gaussian"))
+
+
 def test_draws_that_differ_in_linear_layers_go_through_together() -> None:
     module = check(fitted(METHODS["DeepEnsemble"], "Categorical"))
     assert module.groups[0].fused  # type: ignore[union-attr, index]
