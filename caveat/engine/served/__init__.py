@@ -9,6 +9,6 @@ over settings of the weights (`averaged_draws`), or the network with fixed direc
 """
 
 from caveat.engine.served.averaged_draws import OUTPUTS, arguments, rows_of
-from caveat.engine.served.served_module import served_module
+from caveat.engine.served.from_form import served_module
 
 __all__ = ["OUTPUTS", "arguments", "rows_of", "served_module"]
