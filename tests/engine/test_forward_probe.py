@@ -98,21 +98,27 @@ def test_load_refuses_another_function(method: Any, tmp_path: Path) -> None:
         caveat.load(tmp_path / "p", mlp(nn.Tanh))
 
 
-def test_an_unfinished_fit_of_another_function_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method = caveat.MAP(training=caveat.Training(epochs=3))
+SHORT = caveat.MAP(training=caveat.Training(epochs=3))
+
+
+def leave_unfinished(task: caveat.Task, folder: Path) -> None:
+    """A fit that is killed at its first checkpoint."""
     checkpoint = Run.checkpoint
 
     def killed(self: Run, *given: Any) -> None:
         checkpoint(self, *given)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Run, "checkpoint_due", lambda self: True)
         patched.setattr(Run, "checkpoint", killed)
         with pytest.raises(KeyboardInterrupt):
-            caveat.fit(caveat.Task(mlp(), (X, Y), caveat.Categorical()), method, folder=tmp_path / "p", progress=False)
+            caveat.fit(task, SHORT, folder=folder, progress=False)
+
+
+def test_an_unfinished_fit_of_another_function_is_not_gone_on_with(tmp_path: Path) -> None:
+    method = SHORT
+    leave_unfinished(caveat.Task(mlp(), (X, Y), caveat.Categorical()), tmp_path / "p")
     with pytest.raises(ValueError, match="unfinished fit of a network that computes something else"):
         caveat.fit(
             caveat.Task(mlp(nn.Tanh), (X, Y), caveat.Categorical()), method, folder=tmp_path / "p", progress=False
@@ -144,3 +150,13 @@ def test_functions_are_told_apart_by_code_and_by_what_they_hold(make: Callable[[
     assert code_digest(make(1.0)) == code_digest(make(1.0))
     assert code_digest(make(1.0)) != code_digest(make(2.0))
     assert code_digest(lambda x, rng: x + 1) != code_digest(lambda x, rng: x - 1)
+
+
+def test_an_unfinished_fit_with_another_augmentation_of_the_same_name_is_not_gone_on_with(tmp_path: Path) -> None:
+    def task(by: float) -> caveat.Task:
+        return caveat.Task(mlp(), (X, Y), caveat.Categorical(), augment=shifted(by))
+
+    leave_unfinished(task(0.1), tmp_path / "p")
+    with pytest.raises(ValueError, match="unfinished fit with another code of augment"):
+        caveat.fit(task(0.2), SHORT, folder=tmp_path / "p", progress=False)
+    caveat.fit(task(0.1), SHORT, folder=tmp_path / "p", progress=False)

@@ -142,3 +142,35 @@ def test_a_folder_whose_writer_is_killed_is_the_old_or_the_new_one(
     kills = every_kill(tmp_path, lambda: folder_of(path, "old"), lambda: folder_of(path, "new"), check)
     assert kills >= 12
     assert seen == ({"old", "new"} if exchange else set())
+
+
+def write_folder(place: Path) -> None:
+    with new_folder(place) as folder:
+        (folder / "plain.txt").write_text("a")
+        (folder / "inner").mkdir()
+        (folder / "inner" / "deep.txt").write_text("b")
+
+
+def write_file(place: Path) -> None:
+    with whole_file(place) as unfinished:
+        unfinished.write_text("a")
+
+
+@pytest.mark.parametrize(("write", "count"), [(write_folder, 4), (write_file, 1)])
+def test_what_is_given_its_name_is_on_disk_before(
+    write: Callable[[Path], None], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a machine stops, and not just a process, there would be a name without its bytes."""
+    waited: list[tuple[int, bool]] = []  # for which file, and whether what was made had its name by then
+    target, fsync = tmp_path / "made", os.fsync
+
+    def noted(handle: int) -> None:
+        waited.append((os.fstat(handle).st_ino, target.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(target)
+    files = [target, *target.rglob("*")]
+    assert len(files) == count
+    assert {path.stat().st_ino for path in files} <= {number for number, named in waited if not named}
+    assert (tmp_path.stat().st_ino, True) in waited, "the name itself, once it was given"
