@@ -84,6 +84,7 @@ class MeanFieldVI(Method):
             run,
             std_learning_rate=std_rate_for(self.std_learning_rate, total_steps(task, self.training)),
             kl_weight=warm_up(kl_weight_for(self.kl_weight, task.n, layout.size), self.kl_warmup),
+            selects=True,
         )
         trained = trainer.train(account.total.training_flops)
         diagnostics = std_diagnostics(trainer, self.initial_std, run)

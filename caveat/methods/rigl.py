@@ -90,7 +90,9 @@ class RigL(Method):
         )
         scheme = Scheme(gaussian=False, interval=interval, optimizer=self.training.descent.optimizer)
         account = training_account(task, substitute.layout, run, scheme)
-        trainer = LayerTraining(task, substitute, weights, start["hyper"], self.training, run, exchange=exchange)
+        trainer = LayerTraining(
+            task, substitute, weights, start["hyper"], self.training, run, exchange=exchange, selects=True
+        )
         trained = trainer.train(account.total.training_flops)
         diagnostics: dict[str, Any] = {"exchanges": exchange.updates, "exchanged": exchange.replaced}
         diagnostics |= {"exchanging": self.replacement > 0, "interval": interval, "ran_sparse": trainer.ran_sparse}

@@ -17,7 +17,13 @@ from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed
 from caveat.engine.training.knobs import ADAM, Training
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
 from caveat.engine.training.marginals import check_against_marginals
-from caveat.engine.training.point_training import PointTraining, train_point, train_points
+from caveat.engine.training.point_training import (
+    PointTraining,
+    row_losses,
+    train_point,
+    train_points,
+    training_report,
+)
 from caveat.engine.training.temperature_scaling import fit_temperature
 
 __all__ = [
@@ -33,11 +39,13 @@ __all__ = [
     "has_batchnorm",
     "optimise",
     "refreshed_statistics",
+    "row_losses",
     "run_loop",
     "statistic_names",
     "steps_per_epoch",
     "total_steps",
     "train_point",
     "train_points",
+    "training_report",
     "warn_if_no_optimum",
 ]

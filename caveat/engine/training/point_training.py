@@ -14,14 +14,15 @@ from caveat.engine.training.arrival import warn_if_no_optimum
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.loop import BatchPart, Loop, OptimizerOf, Variables, run_loop
 from caveat.engine.training.side_by_side import run_loops_together
-from caveat.likelihoods import Hyper, learned_noise
+from caveat.likelihoods import Hyper, Likelihood, learned_noise
 from caveat.network import Network, Params
 from caveat.priors import gaussian_precisions, weight_decay
 from caveat.randomness import seeded
 from caveat.storage import State
 from caveat.task import Task
 
-__all__ = ["Forward", "Point", "PointTraining", "train_point", "train_points"]
+__all__ = ["Forward", "Point", "PointTraining", "row_losses", "train_point", "train_points",
+           "training_report"]  # fmt: skip
 
 Forward = Callable[[Network, Inputs, BatchPart, torch.Generator], Tensor]
 
@@ -35,18 +36,8 @@ class Point:
     history: list[dict[str, float]]
 
     def report(self) -> dict[str, Any]:
-        """How training went: its history, and where there is one, the epoch that was taken and why."""
-        if not self.history:
-            return {"history": self.history}
-        kept = [record["epoch"] for record in self.history if record.get("kept")]
-        taken_by = "validation" if kept else "the end of training"
-        last = self.history[-1]["epoch"]
-        return {
-            "history": self.history,
-            "epochs": last,
-            "taken_epoch": kept[-1] if kept else last,
-            "taken_by": taken_by,
-        }
+        """How training went."""
+        return training_report(self.history)
 
     def draw(self) -> Params:
         """The point as a draw of the weights, with the noise that was learned among them as "hyper/log_noise"."""
@@ -139,13 +130,11 @@ class PointTraining:
             )
             return joint / -task.n, outputs
 
-        def row_losses() -> Tensor:
-            """With the noise that the validation rows show, which is kept: that of training rows falls to zero."""
+        def losses() -> Tensor:
             assert task.validation is not None
             outputs, targets = task.outputs(trainee, {}, task.validation)
             hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
-            hyper = network.likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
-            return -network.likelihood.log_prob(outputs, targets, hyper).double()
+            return row_losses(network.likelihood, outputs, targets, hyper)
 
         def after(epoch: int) -> None:
             variables.buffers |= dict(trainee.module.named_buffers())  # a module may have replaced one
@@ -165,9 +154,9 @@ class PointTraining:
             training,
             run,
             decay=decay,
-            validate=None if task.validation is None else lambda: float(row_losses().mean()),
+            validate=None if task.validation is None else lambda: float(losses().mean()),
             after_epoch=after,
-            row_losses=row_losses if open_ended and task.validation is not None else None,
+            row_losses=losses if open_ended and task.validation is not None else None,
             optimizer=optimizer,
         )
 
@@ -186,6 +175,26 @@ class PointTraining:
 
 def _plain_pass(trainee: Network, x: Inputs, part: BatchPart, rng: torch.Generator) -> Tensor:
     return trainee.training_pass(x)
+
+
+def training_report(history: list[dict[str, float]]) -> dict[str, Any]:
+    """How training went: its history, and where there is one, the epoch that was taken and why."""
+    if not history:
+        return {"history": history}
+    kept = [record["epoch"] for record in history if record.get("kept")]
+    last = history[-1]["epoch"]
+    return {
+        "history": history,
+        "epochs": last,
+        "taken_epoch": kept[-1] if kept else last,
+        "taken_by": "validation" if kept else "the end of training",
+    }
+
+
+def row_losses(likelihood: Likelihood, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
+    """The losses of validation rows, [R], with the noise that they show, which is kept: that of training rows falls."""
+    hyper = likelihood.fitted_hyper(outputs, targets, hyper) if hyper else {}
+    return -likelihood.log_prob(outputs, targets, hyper).double()
 
 
 def _written_buffers(task: Task, network: Network) -> list[str]:

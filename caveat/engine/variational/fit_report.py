@@ -5,6 +5,7 @@ from typing import Any
 
 from caveat.engine.run import Info, Run
 from caveat.engine.sparse import Account, left_out, plain_layers
+from caveat.engine.training import training_report
 from caveat.engine.variational.layer_training import LayerTraining, Trained
 from caveat.network import Layer
 from caveat.task import Task
@@ -37,7 +38,7 @@ def layer_info(task: Task, trained: Trained, run: Run, account: Account, kind: s
             "nn.Linear, nn.Conv1d and nn.Conv2d are given one (not subclasses; padded alike on both sides with zeros; "
             "no hooks; weights of their own)"
         )
-    diagnostics = {"history": trained.history, "density": account.density, "account": account.as_json()} | more
+    diagnostics = training_report(trained.history) | {"density": account.density, "account": account.as_json()} | more
     return run.info(network, treatment, diagnostics)
 
 

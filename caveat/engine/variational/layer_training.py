@@ -34,6 +34,7 @@ from caveat.engine.training import (
     Training,
     Variables,
     optimise,
+    row_losses,
     steps_per_epoch,
     total_steps,
 )
@@ -91,6 +92,8 @@ class LayerTraining:
         exchange: what changes which weights there are; nothing does unless given.
         std_learning_rate: of log standard deviations, by Adam.
         kl_weight: the weight of the divergence, by the share of training that is over.
+        selects: whether a training whose length nobody gave takes the last epoch that validation rows, at the means,
+            cannot tell from the best.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class LayerTraining:
         exchange: Exchange | None = None,
         std_learning_rate: float = 1e-2,
         kl_weight: Callable[[float], float] = lambda progress: 1.0,
+        selects: bool = False,
     ) -> None:
         if weights.log_std is not None:
             check_fine(weights.log_std)
@@ -113,6 +117,8 @@ class LayerTraining:
         self.log_std = None if weights.log_std is None else weights.log_std.requires_grad_()
         self.exchange: Exchange = NoExchange() if exchange is None else exchange
         self.kl_weight = kl_weight
+        open_ended = training.epochs is None and not training.patience
+        self._selects = selects and open_ended and task.validation is not None
         self.step, self.begun, self.steps = 0, False, total_steps(task, training)
         # The share of the sparse layers' weights that steps took sparse kernels for; None where none was left to make.
         self.ran_sparse: float | None = None
@@ -179,6 +185,7 @@ class LayerTraining:
             after_epoch=self._after_epoch,
             after_step=self._after_step,
             training_flops=training_flops,
+            row_losses=self._row_losses if self._selects else None,
         )
         self.exchange.sums.clear()
         self._take_up()
@@ -352,6 +359,15 @@ class LayerTraining:
         """The validation loss at the means."""
         self.substitute.use(self.mean.detach())
         return -float(self.task.log_likelihood(self.substitute.network, {}, self.variables.hyper, self.task.validation))
+
+    def _row_losses(self) -> Tensor:
+        """The losses of the validation rows [R] at the means, with the noise that these rows show."""
+        task, network = self.task, self.substitute.network
+        assert task.validation is not None
+        self.substitute.use(self.mean.detach())
+        outputs, targets = task.outputs(network, {}, task.validation)
+        hyper = {name: value.to(outputs.device) for name, value in task.hyper.items()}
+        return row_losses(task.network.likelihood, outputs, targets, hyper)
 
 
 def _signed_noise(sign: float, rows: int, seed: int, device: torch.device) -> tuple[Noise, Noise]:
