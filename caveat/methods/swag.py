@@ -94,12 +94,23 @@ class SWAG(Method):
         path = _empty_path({name: start["params"][name] for name in network.names}, self._columns)
         training = _noisy(self.training, task, run)
         point = train_point(task, network, start, training, run, after_epoch=_collect, extra=path)
-        gaussian = self._gaussian(path, point.params, network)
+        state, info = self.along(task, start, path, point.params, run)
+        return state, replace(info, diagnostics={"history": point.history} | info.diagnostics)
+
+    def along(self, task: Task, start: State, path: Params, trained: Params, run: Run) -> tuple[State, Info]:
+        """The posterior of a path of SGD, which need not be one that was followed here.
+
+        `path` has, for each weight, "mean/<name>" over as many epochs as `training` has, "spread/<name>", the summed
+        squares around it, and "deviations/<name>", the last iterates less the running mean; `trained` are the weights
+        and buffers that training left.
+        """
+        network = task.network.to(run.device)
+        gaussian = self._gaussian(path, trained, network)
         centre, prepared = gaussian.mean | gaussian.buffers, None
         if has_batchnorm(network):
             centre |= refreshed_statistics(network, centre, task.train)
         hyper = task.fitted_hyper(network, centre, task.validation)
-        diagnostics: dict[str, Any] = {"history": point.history, "scale": self.scale}
+        diagnostics: dict[str, Any] = {"scale": self.scale}
         if self.scale is None:
             width = _PosteriorWidth(task, network, centre, hyper)
             diagnostics |= {"scale": width.scale(gaussian, run), "directions": width.directions}
