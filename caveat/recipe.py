@@ -28,7 +28,7 @@ from caveat.storage import CorruptFile, read_json
 from caveat.task import Augment, Task
 from caveat.typed_json import as_kind
 
-__all__ = ["PreparedInputs", "Recipe", "data_of", "inputs_of", "read_posterior"]
+__all__ = ["PreparedInputs", "Recipe", "data_of", "example_of", "inputs_of", "prepared", "read_posterior"]
 
 _LIKELIHOODS: dict[str, Likelihood] = {
     "categorical": Categorical(),
@@ -236,6 +236,21 @@ def inputs_of(
         where = files[row] if files else f"row {row + 1}"
         raise ValueError(f"{name}: {where} has missing or infinite values; remove it")
     return PreparedInputs(Rows(TensorDataset(x), needs_targets=False), files, ids, notes)
+
+
+def prepared(recipe: Recipe, x: np.ndarray) -> Tensor:
+    """Rows of numbers as they are in files, [B, ...], prepared as the posterior's data were."""
+    return prepare(_shaped(recipe, x, "inputs", None), recipe.preprocessing)
+
+
+def example_of(recipe: Recipe) -> Any:
+    """One made-up row of numbers as they are in files, near the mean of the posterior's data, as json."""
+    rng = torch.Generator().manual_seed(0)
+    row = torch.randn((1, *recipe.input_shape), generator=rng)
+    low, high = recipe.preprocessing.get("pixel_range", (None, None))
+    raw = unprepare(row, recipe.preprocessing)
+    raw = np.clip(raw, low, high) if len(recipe.input_shape) == 3 and low is not None else raw
+    return np.round(np.asarray(raw[0], dtype=np.float64), 3).tolist()
 
 
 def _prepared_alike(recipe: Recipe, data: DataSet) -> bool:

@@ -1,7 +1,7 @@
 """The command line: each verb is one arrow of  data -> posterior -> predictions -> scores -> page.
 
     verb.py       the options of all verbs              commands.py    the tree of verbs, for the parser
-    fit.py  predict.py  evaluate.py  bench.py  report.py  demo.py  diagnose.py  reference.py  methods.py  export.py
+    fit.py  predict.py  evaluate.py  bench.py  report.py  demo.py  diagnose.py  reference.py  methods.py  service.py
                   a verb each
 
 `main` runs a command line and is the entry point `caveat`.

@@ -16,12 +16,12 @@ from caveat.cli.bench import Bench
 from caveat.cli.demo import Demo
 from caveat.cli.diagnose import Diagnose
 from caveat.cli.evaluate import Calibrate, Evaluate
-from caveat.cli.export import Export
 from caveat.cli.fit import Fit
 from caveat.cli.methods import Methods
 from caveat.cli.predict import Predict
 from caveat.cli.reference import FetchReference, ImportReference, Reference, References
 from caveat.cli.report import Report
+from caveat.cli.service import Export, Serve
 from caveat.cli.verb import Common, Verb, summary
 
 __all__ = ["VERBS", "commands", "knobs_from_words", "method_summaries"]
@@ -32,6 +32,7 @@ PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "calibrate": Calibrate,
     "evaluate": Evaluate,
     "export": Export,
+    "serve": Serve,
     "report": Report,
     "methods": Methods,
     "diagnose": Diagnose,
@@ -83,7 +84,7 @@ def commands(arguments: Sequence[str]) -> tuple[Any, dict[type, Callable[[Any], 
         fits = Union[tuple(leaf(name, Fit, methods.get(name), about=line) for name, line in lines.items())]  # noqa: UP007
         fits = Annotated[fits, tyro.conf.subcommand("fit", prefix_name=False, description=summary(Fit))]
     leaves["fit"] = fits
-    scoring = ("calibrate", "predict", "evaluate", "export")
+    scoring = ("calibrate", "predict", "evaluate", "export", "serve")
     order = ("demo", "fit", *scoring, "bench", "report", "diagnose", "reference", "methods")
     return Union[tuple(leaves[name] for name in order)], runners  # noqa: UP007
 
