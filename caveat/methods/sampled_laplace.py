@@ -15,7 +15,14 @@ import torch
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace import flat_prior
-from caveat.engine.linear_model import ConjugateGradients, Hyperparameters, PosteriorSolution, StochasticDescent, Tuning
+from caveat.engine.linear_model import (
+    ConjugateGradients,
+    Exact,
+    Hyperparameters,
+    PosteriorSolution,
+    StochasticDescent,
+    Tuning,
+)
 from caveat.engine.linearised import (
     NEGLIGIBLE,
     LikelihoodNoise,
@@ -26,6 +33,7 @@ from caveat.engine.linearised import (
     copies_of_the_weights,
     linearise,
     normalisations,
+    solver_for,
 )
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
@@ -62,7 +70,8 @@ class SampledLaplace(Method):
     # curvature: variances grow by about twice the share.
     negligible: Annotated[float, Range(0, 1, open_high=True)] = NEGLIGIBLE
     tuning: Tuning = field(default_factory=Tuning)  # of the updates of the precision
-    solver: ConjugateGradients | StochasticDescent = field(default_factory=ConjugateGradients)  # of the linear systems
+    # Of the linear systems; auto is exact where rows x outputs are few enough, and conjugate gradients otherwise.
+    solver: Literal["auto"] | Exact | ConjugateGradients | StochasticDescent = "auto"
     # Of the products. On a GPU full is TF32 for convolutions; float16 rounds as much, at twice the rate.
     arithmetic: Literal["full", "float16"] = "full"
     block_rows: Count | None = None  # rows of a block of a pass; None: as memory allows
@@ -99,7 +108,8 @@ class SampledLaplace(Method):
     def memory(self, network: Network) -> int:
         """Samples, and what solving for them takes; the number of rows does not matter."""
         solved = max(min(self.at_once, self.samples), self.tuning.samples + 1)
-        rank = self.solver.rank if isinstance(self.solver, ConjugateGradients) else 0
+        gradients = ConjugateGradients() if self.solver == "auto" else self.solver
+        rank = gradients.rank if isinstance(gradients, ConjugateGradients) else 0
         return copies_of_the_weights(self.samples, solved, rank) * network.n_parameters * network.dtype.itemsize
 
     def check(self, task: Task, device: torch.device) -> None:
@@ -142,11 +152,13 @@ class SampledLaplace(Method):
             g_prior=scaled,
             prior=shape,
             negligible=self.negligible,
+            hold=self.solver == "auto" or isinstance(self.solver, Exact),
             block_rows=self.block_rows,
             float16=self.arithmetic == "float16",
         )
-        sampler = Sampler.of(linear, self.solver, run, flops)
         names, groups = self._groups(network)
+        solver = solver_for(linear, len(names)) if isinstance(self.solver, str) else self.solver
+        sampler = Sampler.of(linear, solver, run, flops)
         first = self.first_precision or (1000.0 if scaled else unit)  # a strong prior is quick to solve for
         value = first if isinstance(self.precision, str) else self.precision
         alpha = torch.full((len(names),), float(value), dtype=torch.float64, device=run.device)
@@ -161,7 +173,7 @@ class SampledLaplace(Method):
         said = [*([] if tuned is None else tuned.warnings), *(text for note in notes for text in note["warnings"])]
         run.warnings.extend(text for text in dict.fromkeys(said) if text not in run.warnings)
         report = _report(precisions, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
-        report |= linear.features.way()
+        report |= linear.features.way() | {"solver": type(solver).__name__}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
         state = SampleState(params, hyper, tuple(samples for samples, _ in groups_of_samples))

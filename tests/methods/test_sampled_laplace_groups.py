@@ -10,7 +10,7 @@ from torch import nn
 
 import caveat
 from caveat import SampledLaplace, Training
-from caveat.engine.linear_model import ConjugateGradients, Tuning, conjugate_gradients
+from caveat.engine.linear_model import ConjugateGradients, Exact, Tuning, conjugate_gradients, exact
 from caveat.engine.linearised.jacobian_features import NetworkBlock
 from tests.methods.sampled_reference import EXACT, LIKELIHOODS, Held, deviations, fitted, rows, trained
 
@@ -61,13 +61,22 @@ def test_samples_stay_on_disk_and_are_read_a_few_at_a_time(tmp_path: Path, monke
     assert not elsewhere.state["samples"]["0"].is_meta
 
 
-def test_a_killed_fit_goes_on_from_its_last_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = SampledLaplace(samples=9, at_once=3, tuning=Tuning(samples=2))
+@pytest.mark.parametrize(
+    ("solver", "prepared", "preparation"),
+    [
+        (ConjugateGradients(), conjugate_gradients.PreparedGradients, (conjugate_gradients, "sketch")),
+        (Exact(), exact.PreparedExact, (exact, "_gram")),
+    ],
+)
+def test_a_killed_fit_goes_on_from_its_last_group(
+    solver: Any, prepared: Any, preparation: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = SampledLaplace(samples=9, at_once=3, tuning=Tuning(samples=2), solver=solver)
     whole = fitted("Categorical", method)
-    solve, solved = conjugate_gradients.PreparedGradients.solve, []
+    solve, solved = prepared.solve, []
     sketches: list[int] = []
-    sketch = conjugate_gradients.sketch
-    monkeypatch.setattr(conjugate_gradients, "sketch", lambda *a: (sketches.append(1), sketch(*a))[1])
+    sketch = getattr(*preparation)
+    monkeypatch.setattr(*preparation, lambda *a: (sketches.append(1), sketch(*a))[1])
 
     def killed(self: Any, model: Any, system: Any, start: Any = None) -> Any:
         solved.append(len(system.right))
@@ -76,7 +85,7 @@ def test_a_killed_fit_goes_on_from_its_last_group(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return solve(self, model, system, start)
 
-    monkeypatch.setattr(conjugate_gradients.PreparedGradients, "solve", killed)
+    monkeypatch.setattr(prepared, "solve", killed)
     with pytest.raises(KeyboardInterrupt):
         fitted("Categorical", method, folder=tmp_path / "posterior")
     solved_before = len(solved)

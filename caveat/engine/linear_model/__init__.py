@@ -8,6 +8,7 @@
     conjugate_gradients    the solver by conjugate gradients
     nystrom                the sketch of the curvature that preconditions them
     stochastic_descent     the solver by batches of rows
+    exact                  the solver by a matrix over rows and outputs
     descent                the objectives on which it descends
     mackay                 the prior and noise precisions, by MacKay's updates
     fixed_point            the search for where these updates no longer change them
@@ -17,6 +18,7 @@ Called by `BayesianLinearModel`, and by linearised networks.
 """
 
 from caveat.engine.linear_model.conjugate_gradients import ConjugateGradients
+from caveat.engine.linear_model.exact import Exact
 from caveat.engine.linear_model.features import (
     DenseFeatures,
     Features,
@@ -25,6 +27,7 @@ from caveat.engine.linear_model.features import (
     RowNoise,
     ScaledFeatures,
     apply_factor,
+    apply_factor_transposed,
 )
 from caveat.engine.linear_model.mackay import (
     Hyperparameters,
@@ -37,6 +40,7 @@ from caveat.engine.linear_model.mackay import (
     unfinished_warnings,
 )
 from caveat.engine.linear_model.model import (
+    DENSE_UP_TO,
     LinearModel,
     LinearSystem,
     SampleRandomness,
@@ -50,8 +54,10 @@ from caveat.engine.linear_model.solvers import PreparedSolver, Solution, Solver,
 from caveat.engine.linear_model.stochastic_descent import StochasticDescent
 
 __all__ = [
+    "DENSE_UP_TO",
     "ConjugateGradients",
     "DenseFeatures",
+    "Exact",
     "Features",
     "Hyperparameters",
     "LinearModel",
@@ -70,6 +76,7 @@ __all__ = [
     "StochasticDescent",
     "Tuning",
     "apply_factor",
+    "apply_factor_transposed",
     "g_prior",
     "inner",
     "log_determinant",

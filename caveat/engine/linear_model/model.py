@@ -35,6 +35,7 @@ __all__ = [
     "inner",
     "log_determinant",
     "misfit",
+    "pulled_rows",
     "regression_system",
 ]
 
@@ -174,7 +175,7 @@ def g_prior(model: LinearModel) -> LinearModel:
     """The model with its features scaled so that every parameter has a curvature of 1; takes n r products backward."""
     features = model.features
     diagonal = torch.zeros(features.size, dtype=torch.float64, device=features.device)
-    for rows in _pulled_rows(model):
+    for rows in pulled_rows(model):
         diagonal += rows.double().square().sum(0)
     scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
     return replace(model, features=ScaledFeatures(features, scale.to(features.dtype)))
@@ -198,13 +199,13 @@ def log_determinant(model: LinearModel) -> float:
     else:
         advice = "compare models on held-out rows instead"
         refuse_if_too_large("the evidence", 24 * side * features.size, features.device, advice)
-        rows = torch.cat(list(_pulled_rows(model))).double() * root
+        rows = torch.cat(list(pulled_rows(model))).double() * root
         gram = rows @ rows.T
     eigenvalues = torch.linalg.eigvalsh((gram + gram.T) / 2).clamp_min(0)
     return float(eigenvalues.log1p().sum())
 
 
-def _pulled_rows(model: LinearModel) -> Iterator[Tensor]:
+def pulled_rows(model: LinearModel) -> Iterator[Tensor]:
     """R_i^T phi_i of every row, as [B r, d] for a few rows at a time, by B r products with the block."""
     features, r = model.features, model.noise.width
     for block in features.blocks(torch.arange(features.rows, device=features.device).split(8)):

@@ -3,6 +3,7 @@
     z ~ N(0, (J^T B J + diag(a))^-1),   B = Fisher information of the likelihood at the outputs
 
     jacobian_features        the Jacobian as features, by products with K vectors
+    held_features            the Jacobian itself, where it is small
     fisher_noise             B, row by row
     linearised_network       the linear model: its noise, its offset, its posterior mean
     sampler                  samples in groups, kept as they are made, and marginal variances from them
@@ -22,6 +23,7 @@ from caveat.engine.linearised.sampler import (
     linearise,
     marginal_variances,
     normalisations,
+    solver_for,
 )
 
 __all__ = [
@@ -35,4 +37,5 @@ __all__ = [
     "linearise",
     "marginal_variances",
     "normalisations",
+    "solver_for",
 ]

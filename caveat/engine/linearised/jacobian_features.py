@@ -32,6 +32,7 @@ __all__ = ["NetworkBlock", "NetworkFeatures"]
 _CPU_NUMBERS, _GPU_NUMBERS = 2**22, 2**29
 _BESIDE_NUMBERS = {"cpu": 2**26, "cuda": 2**29}  # of the factors of the noise, which are as many as outputs squared
 _PASS_NUMBERS = {"cpu": 2**26, "cuda": 2**31}  # that the graphs of a block may keep, where products are autograd's
+LONG_SECONDS = 10  # of tracing, to be told
 FEW_ROWS = 16  # products of so few are sooner made by autograd than by a program that is still to be traced
 
 
@@ -111,15 +112,17 @@ class NetworkFeatures:
         """The way to products for rows of this shape."""
         return self._programs.products(self.general, self.params, x) if self.traced else self.general
 
-    def way(self) -> dict[str, str | float]:
-        """Which products ran, why, and what tracing took; for `info`."""
-        seconds = {"seconds_tracing": round(self._programs.seconds, 2)}
+    def way(self) -> dict[str, str]:
+        """Which products ran, and why; for `info`."""
+        general, programs = f"autograd: {self.general.facts.way}", self._programs
+        took = f" (traced in {programs.seconds:.0f} s)" if programs.seconds > LONG_SECONDS else ""
         if not self.traced:
-            return {"products": f"autograd: {self.general.facts.way}", "why": f"{self.rows} rows are few"}
-        if self._programs.why_not:
-            said = {"products": f"autograd: {self.general.facts.way}", "why": self._programs.why_not}
-            return said | seconds
-        return {"products": "a traced program", "why": "it is the same list of operations for all rows"} | seconds
+            return {"products": general, "why": f"{self.rows} rows are few"}
+        if programs.why_not:
+            return {"products": general, "why": programs.why_not + took}
+        if programs.full:
+            return {"products": f"traced programs, and {general}", "why": "inputs have more than eight shapes" + took}
+        return {"products": "a traced program", "why": "it is the same list of operations for all rows" + took}
 
     def curvature_diagonal(self, noise: NoisePrecision, counted: Callable[[int, int], None] | None = None) -> Tensor:
         """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""

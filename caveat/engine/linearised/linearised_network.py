@@ -43,6 +43,7 @@ from caveat.engine.linear_model import (
     regression_system,
 )
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
+from caveat.engine.linearised.held_features import HeldFeatures
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.likelihoods import Gaussian, HeteroscedasticGaussian
 
@@ -58,7 +59,7 @@ LEAST_SQUARES = (Gaussian, HeteroscedasticGaussian)  # likelihoods whose mean is
 class NetworkModel:
     """A network's linear model, in coordinates theta / scale."""
 
-    features: NetworkFeatures  # J, as it is
+    features: NetworkFeatures | HeldFeatures  # J, as it is
     noise: LikelihoodNoise
     weights: Tensor  # w, [d]
     scale: Tensor | None = None  # of each weight, [d]; zero leaves it out
@@ -71,7 +72,7 @@ class NetworkModel:
         one = torch.ones(1, dtype=features.dtype, device=features.device)
         return LinearModel(self._inside(features), noise, one)
 
-    def counted(self, noise: LikelihoodNoise) -> tuple[NetworkFeatures, LikelihoodNoise]:
+    def counted(self, noise: LikelihoodNoise) -> tuple[NetworkFeatures | HeldFeatures, LikelihoodNoise]:
         """The rows whose curvature counts. Least squares has its mean from the same sums, and there all rows do."""
         rows = None if isinstance(noise.likelihood, LEAST_SQUARES) else noise.informative(self.negligible)
         return (self.features, noise) if rows is None else (self.features.of(rows), noise.of(rows))

@@ -19,6 +19,7 @@ from caveat.engine.cost import forward_flops
 from caveat.engine.flat_weights import flat
 from caveat.engine.linear_model import (
     ConjugateGradients,
+    Exact,
     Hyperparameters,
     PosteriorSolution,
     PreparedSolver,
@@ -30,6 +31,7 @@ from caveat.engine.linear_model import (
     unfinished_warnings,
 )
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
+from caveat.engine.linearised.held_features import HeldFeatures, holding_pays
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.linearised_network import NetworkModel
 from caveat.engine.run import Run
@@ -47,6 +49,7 @@ __all__ = [
     "linearise",
     "marginal_variances",
     "normalisations",
+    "solver_for",
 ]
 
 
@@ -164,7 +167,7 @@ def marginal_variances(
     model, flops = linearise(
         task, network, params, hyper, run, g_prior=False, prior=prior / mean, negligible=NEGLIGIBLE
     )
-    sampler = Sampler.of(model, ConjugateGradients(), run, flops)
+    sampler = Sampler.of(model, solver_for(model, 1), run, flops)
     under = Hyperparameters(torch.full((1,), mean, dtype=torch.float64, device=network.device))
     total = torch.zeros(len(prior), dtype=torch.float64)
     for deviations, note in sampler.groups(under, samples, 16):
@@ -183,6 +186,7 @@ def linearise(
     g_prior: bool,
     prior: Tensor | None = None,
     negligible: float = 0.0,
+    hold: bool = True,
     block_rows: int | None = None,
     float16: bool = False,
 ) -> tuple[NetworkModel, float]:
@@ -197,6 +201,7 @@ def linearise(
         g_prior: measure each weight in units of its curvature.
         prior: precisions [d] to measure weights by instead; None measures all alike.
         negligible: the share of the information that rows left out of the curvature may hold.
+        hold: hold the Jacobian itself where that is the cheaper way.
         block_rows: rows in a block of a pass.
         float16: products in float16.
     """
@@ -208,14 +213,29 @@ def linearise(
     features = NetworkFeatures(
         network, params, task.train, block_rows=block_rows, float16=float16, row_numbers=noise.row_numbers
     )
-    linear = NetworkModel(features, noise, weights, None if prior is None else prior.rsqrt(), negligible)
+    x, _ = next(task.train.batches([torch.arange(1)], network.device))
+    flops = forward_flops(network, params, x)
+    why = holding_pays(features, noise.width, flops) if hold else ""
+    held: NetworkFeatures | HeldFeatures = features
+    if why:
+        part = run.child("rows")
+        with part.counting("row") as counted:
+            held = HeldFeatures.of_network(features, why, counted)
+        run.absorb(part)
+    linear = NetworkModel(held, noise, weights, None if prior is None else prior.rsqrt(), negligible)
     if g_prior:
         part = run.child("scale")
         linear = replace(linear, scale=_units(linear, part))
         run.absorb(part)
-    x, _ = next(task.train.batches([torch.arange(1)], network.device))
-    # There and back, twice a forward pass each.
-    return linear, 4 * forward_flops(network, params, x) * linear.model.features.rows
+    # There and back, twice a forward pass each; with the Jacobian itself, two products of matrices.
+    of_row = 4 * features.outputs * features.size if why else 4 * flops
+    return linear, of_row * linear.model.features.rows
+
+
+def solver_for(linear: NetworkModel, precisions: int) -> Solver:
+    """The solver that suits a linear model under so many precisions: exact where the Jacobian is held."""
+    suits = isinstance(linear.features, HeldFeatures) and precisions == 1
+    return Exact() if suits else ConjugateGradients()
 
 
 def _units(linear: NetworkModel, run: Run) -> Tensor:

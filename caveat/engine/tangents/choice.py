@@ -52,6 +52,7 @@ class Programs:
         self._lock = threading.RLock()  # threads that ask for the same program wait for it: tracing takes longer
         self.why_not = ""  # why there are products without a program, in words
         self.seconds = 0.0  # that tracing took
+        self.full = False  # whether inputs of further shapes have come
 
     def facts(self, params: Params, key: Any, look: Callable[[], PassFacts]) -> PassFacts:
         """What is known of a network's passes over rows of a structure; looked for once."""
@@ -68,6 +69,7 @@ class Programs:
             self._forget_other_weights(params)
             if key not in self._programs and not self.why_not:
                 if len(self._programs) == PROGRAMS:
+                    self.full = True
                     return general
                 begin = time.monotonic()
                 try:
