@@ -99,7 +99,7 @@ def _complaint(hint: Any, value: Any) -> str | None:
     if hint is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and value == value  # NaN is not
         return None if is_number else "a number"
-    if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
+    if origin is None and isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
         return None if isinstance(value, hint) else f"a {hint.__name__}"
     return None
 

@@ -5,11 +5,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tomllib
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]

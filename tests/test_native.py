@@ -4,12 +4,12 @@ import hashlib
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomllib
 
 from caveat import native
 from caveat.native import Grid, Structure, build

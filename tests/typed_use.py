@@ -3,7 +3,7 @@
 Each line that must be refused has an ignore, and an ignore that nothing needs is an error of mypy's.
 """
 
-from typing import assert_type
+from typing_extensions import assert_type
 
 import caveat
 from caveat import data

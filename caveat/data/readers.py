@@ -280,8 +280,10 @@ def _opened_image(path: Path) -> Iterator[Any]:
     pillow = import_extra("PIL.Image")
     try:
         # Pillow warns of some sizes and refuses others: here there is one bound, and one error.
-        ignored = warnings.catch_warnings(action="ignore", category=pillow.DecompressionBombWarning)
-        with ignored, pillow.open(regular_file(path)) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+            opened = pillow.open(regular_file(path))
+        with opened as image:
             if image.width * image.height > LARGE_IMAGE:
                 size = f"{image.width}x{image.height} pixels"
                 raise ValueError(f"{size} are more than {LARGE_IMAGE:,}: resize it first")

@@ -125,7 +125,7 @@ def _weights(network: Network) -> Params:
     """Normal numbers for every selected parameter, as large as an initialisation would make them."""
     weights = {}
     for name, parameter in network.params().items():
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
         rng = torch.Generator().manual_seed(seed)
         fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
         drawn = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) / math.sqrt(max(fan_in, 1))

@@ -95,7 +95,7 @@ class Run:
 
         Costs are added to the parent by `absorb`. With `alone` the part is the work of this rank only.
         """
-        seed = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7])
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7], "big")
         return Run(
             seed,
             self.device,

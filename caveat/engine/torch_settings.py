@@ -69,16 +69,19 @@ def full_precision(device: torch.device) -> Iterator[None]:
         yield
         return
     backends: Any = torch.backends  # its parts are not typed
-    settings = backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul
+    cudnn, products = backends.cudnn, backends.cuda.matmul
+    by_operation = hasattr(cudnn, "conv")  # from torch 2.9 on
+    settings = [cudnn.conv, cudnn.rnn, products] if by_operation else [cudnn, products]
+    name, exact = ("fp32_precision", "ieee") if by_operation else ("allow_tf32", False)
     with _PRECISION:
-        before = [setting.fp32_precision for setting in settings]
+        before = [getattr(setting, name) for setting in settings]
         for setting in settings:
-            setting.fp32_precision = "ieee"
+            setattr(setting, name, exact)
         try:
             yield
         finally:
             for setting, value in zip(settings, before, strict=True):
-                setting.fp32_precision = value
+                setattr(setting, name, value)
 
 
 class HeldSetting:

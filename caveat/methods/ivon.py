@@ -150,7 +150,7 @@ class VariationalNewton(torch.optim.Optimizer):
         """Theta - m of the next step; the same until that step is made."""
         if p not in self._noise:
             name = f"{self.seed}/{int(self.state[p]['step'])}/{self._place[p]}"
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
             rng = torch.Generator(p.device).manual_seed(seed)
             drawn = torch.randn(p.shape, generator=rng, dtype=p.dtype, device=p.device)
             self._noise[p] = drawn * self.variance(p).sqrt()

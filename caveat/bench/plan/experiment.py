@@ -10,7 +10,7 @@ knobs and ranges are checked when the file is read, and every complaint begins w
 """
 
 import dataclasses
-import tomllib
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,11 @@ from caveat.bench.plan.keys import as_list, as_table, check_known, check_names, 
 from caveat.bench.plan.problem import PROBLEM_KEYS, Problem, problem_of, sources_of
 from caveat.knobs import Count, check_knobs
 from caveat.references import load_reference
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["Experiment", "read_experiment"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ def _date(cell: str, how: str) -> datetime | None:
             date = datetime.fromisoformat(f"{cell[:-1]}+00:00" if cell[-1:] == "Z" else cell)
         except ValueError:
             return None
-        return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
+        return date if date.tzinfo is None else date.astimezone(timezone.utc).replace(tzinfo=None)
     for form in _FORMATS[how]:
         for time in _TIMES:
             try:

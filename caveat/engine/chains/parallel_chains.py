@@ -40,7 +40,7 @@ SMALL_PIECE = 2**24  # FLOP of a forward pass below which a second thread costs 
 def random_stream(seed: int, *of: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator whose seed comes from a name: the run's seed, and what the numbers are for."""
     name = "/".join(map(str, (seed, *of)))
-    return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
+    return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big"))
 
 
 def warn_of_what_chains_ignore(task: Task, run: Run, *, augments: bool = False) -> None:

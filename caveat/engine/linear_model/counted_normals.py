@@ -36,7 +36,7 @@ def standard_normals(
 
 @lru_cache(4096)
 def _key(seed: int, stream: str, sample: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{stream}/{sample}".encode()).digest()[:8], signed=True)
+    return int.from_bytes(hashlib.sha256(f"{seed}/{stream}/{sample}".encode()).digest()[:8], "big", signed=True)
 
 
 def _signed(bits: int) -> int:

@@ -176,10 +176,8 @@ class Window:
         ends = torch.bincount(offset, minlength=self.size).cumsum(0).tolist()
         views = self._views(x[:, channel[order]])  # of what is wanted alone: there may be few among many channels
         places: Iterator[tuple[Any, ...]] = product(*map(range, self.kernel))
-        pieces = [
-            views[(slice(None), slice(start, end), *place)].flatten(2)
-            for place, (start, end) in zip(places, pairwise([0, *ends]), strict=True)
-        ]
+        chosen = [(slice(None), slice(*both), *place) for place, both in zip(places, pairwise([0, *ends]), strict=True)]
+        pieces = [views[one].flatten(2) for one in chosen]
         return torch.cat(pieces, 1)[:, order.argsort()]
 
     def _views(self, x: Tensor) -> Tensor:

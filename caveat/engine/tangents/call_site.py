@@ -81,7 +81,8 @@ def at_least_single(t: Tensor) -> Tensor:
 
 def aligned(t: Tensor, dimensions: int) -> Tensor:
     """Tangents [K, ...] with axes of one after K, as broadcasting of the rest would put them."""
-    return t[(slice(None), *[None] * (dimensions + 1 - t.ndim))]
+    axes = (slice(None), *[None] * (dimensions + 1 - t.ndim))
+    return t[axes]
 
 
 def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
