@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from caveat import bench as bench
     from caveat import data as data
     from caveat import models as models
+    from caveat import plot as plot
     from caveat import report as report
     from caveat.methods.aeb import AEB as AEB
     from caveat.methods.deep_ensemble import DeepEnsemble as DeepEnsemble

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from caveat import likelihoods, priors
-from caveat.batches import Inputs, as_inputs, count_rows, first_not_finite, move, slices
+from caveat.batches import Inputs, as_inputs, concatenate, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
 from caveat.copies import FrozenBase, unwrapped, with_stored_values
 from caveat.engine.cost import refuse_if_too_large
@@ -27,6 +28,7 @@ from caveat.files import new_folder
 from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
 from caveat.network import Network, Params, fingerprint_of, without_autocast
+from caveat.notebooks import facts_html
 from caveat.predictive import Calibration, ConformalScore, Conformity, Predictive
 from caveat.rows import Data, Rows
 from caveat.storage import (
@@ -65,6 +67,15 @@ class Posterior:
         weights, seconds = self.network.n_parameters, self.info.seconds
         return f"Posterior({self.method!r}, {weights:,} weights, fitted in {seconds:.1f} s)"
 
+    def _repr_html_(self) -> str:
+        facts = {
+            "method": repr(self.method),
+            "likelihood": repr(self.network.likelihood),
+            "prior": repr(self.network.prior),
+            "weights": self.network.n_parameters,
+        }
+        return facts_html(f"Posterior by {type(self.method).__name__}", facts, self.info._repr_html_())
+
     def sample(self, n: int = 1, *, seed: int = 0) -> Iterator[Params]:
         """Draws of the weights, n of them."""
         if n < 1:
@@ -81,6 +92,7 @@ class Posterior:
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
 
+        Of a `DataLoader` it is the inputs of all rows, in the order of its data set; targets are not read.
         Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
         Several threads may predict at once.
         """
@@ -240,12 +252,13 @@ class Posterior:
 
     def _checked(self, x: Inputs) -> Inputs:
         """The inputs, once it is known that the network can take them."""
+        x = _inputs_of(x) if isinstance(x, DataLoader) else x
         given, x = x, as_inputs(x, self.network.input_dtype)
         if not tensors_in(x):
             advice = (
                 "call the tokenizer with return_tensors='pt' and padding=True"
                 if isinstance(given, Mapping)
-                else "make a tensor of it; evaluate(...) reads loaders"
+                else "make a tensor of it, or a DataLoader"
             )
             raise TypeError(
                 f"predict takes inputs as the module does, a tensor or array or a dict or tuple of them, not a "
@@ -324,6 +337,14 @@ class Posterior:
     def to(self, device: torch.device | str) -> "Posterior":
         """This posterior on a device; samples that are read a few at a time stay where they are."""
         return dataclasses.replace(self, state=moved_state(self.state, device), network=self.network.to(device))
+
+
+def _inputs_of(loader: DataLoader) -> Inputs:
+    """The inputs of all rows of a loader, in the order of its data set."""
+    batches = [x for x, _ in Rows(loader, needs_targets=False).ordered()]
+    if len({tuple(tuple(t.shape[1:]) for t in tensors_in(x)) for x in batches}) > 1:
+        raise ValueError("the loader's batches are padded to different lengths: predict them one by one")
+    return concatenate(batches)
 
 
 def _is_left_out(base: str, frozen: FrozenBase) -> bool:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 
 # A file may import from its own layer and from those below it; methods never import methods.
 LAYERS = [
-    {"files", "knobs", "batches", "randomness", "copies"},
+    {"files", "knobs", "batches", "randomness", "copies", "notebooks"},
     {"data", "models", "native"},
     {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
@@ -25,6 +25,7 @@ LAYERS = [
     {"recipe", "references"},
     {"bench"},
     {"report"},
+    {"plot"},
     {"cli", "public", "integrations", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from caveat.engine.distributed import Ranks
 from caveat.files import remove_folder
 from caveat.network import Layer, Network
+from caveat.notebooks import facts_html, notes_html, table_html
 from caveat.storage import FORMAT, CorruptFile, State, read_json, read_state, write_json, write_state
 from caveat.typed_json import read_as
 
@@ -46,6 +47,19 @@ class Info:
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     forward: dict[str, Any] = field(default_factory=dict)  # what the network computes: see `forward_probe.py`
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "fitted in": f"{self.seconds:.1f} s",
+            "stored": f"{self.stored_bytes:,} bytes",
+            "peak memory": f"{self.peak_bytes:,} bytes",
+            "passes over the data": self.gradient_evaluations,
+            "seed": self.seed,
+        }
+        heads = ("layer", "kind", "parameters", "treatment", "why")
+        layers = [[layer.get(head, "") for head in heads] for layer in self.coverage]
+        warnings = notes_html([f"Warning: {warning}" for warning in self.warnings])
+        return facts_html("Info", facts, warnings + table_html("What the fit is about", heads, layers))
 
 
 @dataclass

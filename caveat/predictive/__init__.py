@@ -13,6 +13,7 @@ A prediction of a calibrated posterior carries the calibration, by which its int
 
 from caveat.predictive.calibration import Calibration, ConformalScore, Conformity, Kind
 from caveat.predictive.classification import BernoulliPredictive, CategoricalPredictive
+from caveat.predictive.named_columns import named_columns, percent
 from caveat.predictive.next_labels import next_labels
 from caveat.predictive.protocol import Predictive
 from caveat.predictive.regression import GaussianPredictive, PoissonPredictive, RegressionPredictive
@@ -28,5 +29,7 @@ __all__ = [
     "PoissonPredictive",
     "Predictive",
     "RegressionPredictive",
+    "named_columns",
     "next_labels",
+    "percent",
 ]

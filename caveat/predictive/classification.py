@@ -1,13 +1,15 @@
 """Predictions of classes: one of several, or yes and no."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from caveat.predictive.calibration import Calibration, Conformity, Kind, label_scores
+from caveat.predictive.named_columns import prediction_frame, prediction_html
 from caveat.predictive.next_labels import next_labels
 from caveat.predictive.protocol import log_mean_exp, prediction_line, row_numbers, shaped
 
@@ -26,6 +28,13 @@ class CategoricalPredictive:
 
     def __repr__(self) -> str:
         return prediction_line(self)
+
+    def _repr_html_(self) -> str:
+        return prediction_html(self)
+
+    def to_frame(self, class_names: Sequence[str] = ()) -> Any:
+        """A frame of pandas, one row a decision: what is predicted, its probability, those of all, the uncertainty."""
+        return prediction_frame(self, class_names, ())
 
     @property
     def samples(self) -> Tensor:
@@ -139,6 +148,13 @@ class BernoulliPredictive:
 
     def __repr__(self) -> str:
         return prediction_line(self)
+
+    def _repr_html_(self) -> str:
+        return prediction_html(self)
+
+    def to_frame(self, class_names: Sequence[str] = ()) -> Any:
+        """A frame of pandas, one row a decision: what is predicted, its probability, those of all, the uncertainty."""
+        return prediction_frame(self, class_names, ())
 
     @cached_property
     def _both(self) -> CategoricalPredictive:

@@ -1,16 +1,17 @@
 """Predictions of numbers: mixtures of Gaussians or of Poisson distributions, one component a draw."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from caveat.predictive.calibration import Calibration, Conformity, Kind
+from caveat.predictive.named_columns import prediction_frame, prediction_html
 from caveat.predictive.protocol import log_mean_exp, prediction_line, row_numbers, shaped
 
 __all__ = ["GaussianPredictive", "PoissonPredictive", "RegressionPredictive"]
@@ -31,6 +32,13 @@ class GaussianPredictive:
 
     def __repr__(self) -> str:
         return prediction_line(self)
+
+    def _repr_html_(self) -> str:
+        return prediction_html(self)
+
+    def to_frame(self, levels: Sequence[float] = (0.9,)) -> Any:
+        """A frame of pandas, one row a decision: mean, deviations in the target's unit, and intervals of `levels`."""
+        return prediction_frame(self, (), levels)
 
     @property
     def samples(self) -> Tensor:
@@ -124,6 +132,13 @@ class PoissonPredictive:
 
     def __repr__(self) -> str:
         return prediction_line(self)
+
+    def _repr_html_(self) -> str:
+        return prediction_html(self)
+
+    def to_frame(self, levels: Sequence[float] = (0.9,)) -> Any:
+        """A frame of pandas, one row a decision: mean, deviations in the target's unit, and intervals of `levels`."""
+        return prediction_frame(self, (), levels)
 
     @property
     def samples(self) -> Tensor:

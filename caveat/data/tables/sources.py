@@ -76,7 +76,7 @@ def _read_parquet(path: Path) -> Table:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ImportError(f"{path}: parquet files are read by pyarrow: pip install pyarrow") from error
+        raise ImportError(f'{path}: parquet files are read by pyarrow: pip install "caveat[frames]"') from error
     arrow = import_extra("pyarrow")
     try:
         frame = parquet.read_table(regular_file(path))

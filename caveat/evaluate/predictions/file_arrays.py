@@ -6,15 +6,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from caveat.batches import tensors
 from caveat.evaluate.predictions.blocks_of_rows import row_blocks
 from caveat.posterior import Posterior
-from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Predictive, RegressionPredictive
+from caveat.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    Predictive,
+    RegressionPredictive,
+    percent,
+)
 from caveat.rows import Rows, evenly_spread
 
-__all__ = ["by_row", "file_stem", "percent", "predict_rows", "prediction_arrays", "row_uncertainty"]
+__all__ = ["by_row", "file_stem", "predict_rows", "prediction_arrays", "row_uncertainty"]
 
 _BLOCK_ROWS = 4096  # predicted at once
 _JOINT_ROWS = 1000  # whose log probability under every draw is kept, to score several rows at once
@@ -96,11 +102,6 @@ def prediction_arrays(
     if samples:
         arrays["samples"] = torch.cat(samples, 1).numpy()
     return arrays
-
-
-def percent(level: float) -> str:
-    """How the level of an interval is written in the names of columns: 90, or 97.5."""
-    return f"{100 * level:.10g}"
 
 
 def _intervals(prediction: Predictive, levels: Sequence[float]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from caveat.evaluate.fidelity import ReferenceSet, fidelity_on
 from caveat.evaluate.metrics import Columns

@@ -22,6 +22,7 @@ from caveat.evaluate.metrics import (
     squared_error,
     top_label_ece,
 )
+from caveat.notebooks import facts_html, notes_html, table_html
 from caveat.predictive import Kind
 
 __all__ = ["Scored", "Scores", "score", "score_ood"]
@@ -41,6 +42,9 @@ class Scored:
 
     def __str__(self) -> str:
         return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.metrics.items())
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"{self.name}, {self.rows:,} rows", {n: str(score) for n, score in self.metrics.items()})
 
     def __getitem__(self, metric: str) -> Score:
         if metric not in self.metrics:
@@ -66,6 +70,28 @@ class Scores:
 
     def __str__(self) -> str:
         return "\n".join([self.label, *(f"  {scored}" for scored in self.data), *(f"  note: {n}" for n in self.notes)])
+
+    def _repr_html_(self) -> str:
+        metrics = list(dict.fromkeys(name for scored in self.data for name in scored.metrics))
+        rows = [
+            (scored.name, *(str(scored.metrics[name]) if name in scored.metrics else "" for name in metrics))
+            for scored in self.data
+        ]
+        return table_html(self.label, ["", *metrics], rows, notes_html(self.notes))
+
+    def to_frame(self) -> Any:
+        """A frame of pandas, one row a number that was measured, under the names that `results.csv` has."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError('to_frame() makes a frame of pandas: pip install "caveat[frames]"') from error
+        rows = [
+            (one.name, one.family, one.severity, one.role, one.rows, name, score.mean, score.stderr)
+            for one in self.data
+            for name, score in one.metrics.items()
+        ]
+        columns = ["data", "family", "severity", "role", "rows", "metric", "mean", "stderr"]
+        return pandas.DataFrame(rows, columns=columns)
 
 
 def score(kind: Kind, columns: Columns) -> dict[str, Score]:

@@ -43,10 +43,13 @@ class SavedData:
     path: Path
     kind: str
     classes: int
+    arrays: Arrays | None = None  # of predictions that were never written
 
     @cached_property
     def predictions(self) -> Arrays:
         """The arrays of this data set's npz file (all but those of single draws), checked against metrics.json."""
+        if self.arrays is not None:
+            return self.arrays
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} is missing although metrics.json names it: evaluate this run again")
         try:
