@@ -119,7 +119,8 @@ def _pointwise(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequ
 
 def _aligned(tangent: Tensor, like: Tensor) -> Tensor:
     """Tangents [K, ...] with axes of one after K, as broadcasting against the result would put them."""
-    return tangent[(slice(None), *[None] * (like.ndim + 1 - tangent.ndim))]
+    axes = (slice(None), *[None] * (like.ndim + 1 - tangent.ndim))
+    return tangent[axes]
 
 
 def _summed(terms: Sequence[Tensor]) -> Tensor:
