@@ -26,6 +26,7 @@ class Evaluate(Verb):
     rotate: tuple[float, ...] = ()  # degrees by which test images are also rotated
     shift: tuple[str, ...] = ()  # shifts by name, each at all its severities: fog, translation, ...; or corruptions
     ood: tuple[str, ...] = ()  # out-of-distribution data: photographs, permuted, constant, noise, or another image set
+    features: bool = False  # also tell --ood apart by distances from the training rows in feature space
     draws: int | None = None  # posterior draws a prediction; the method's own number unless given
     keep_samples: bool = False  # also keep every draw's prediction
 
@@ -58,6 +59,7 @@ class Evaluate(Verb):
                 posterior,
                 tests.inside,
                 ood=tests.ood,
+                training=data.train if self.features else None,
                 folder=self.out / folder.resolve().name,
                 label=folder.resolve().name,
                 class_names=data.class_names,

@@ -1,6 +1,7 @@
 """Evaluation: all statistics live here.
 
     metrics       one number a row, their means, calibration, refusal, detection; the catalogue of metrics
+    feature_distance  how far inputs are from the training rows, a baseline for out-of-distribution scores
     predictions   the arrays of a prediction file
     comparison    gains with intervals over rows and over seeds, averages over seeds
     fidelity      how far a posterior is from a reference, HMC where it can be had

@@ -21,7 +21,9 @@ def test_test_rows_calibrate_and_the_others_are_scored(tmp_path: Path, capsys: p
     assert posterior.calibration.rows == round(0.6 * 359)
 
     results = tmp_path / "results"
-    assert run(capsys, "evaluate", "--posteriors", point, out, "--out", results, "--quiet")[0] == 0
+    arguments_of_evaluate = ["evaluate", "--posteriors", point, out, "--ood", "permuted", "--features"]
+    code, printed, _ = run(capsys, *arguments_of_evaluate, "--out", results, "--quiet")
+    assert (code, "AUROC, nearest rows" in printed) == (0, True)
     scored = [json.loads((results / name / "metrics.json").read_text())["data"][0] for name in ("point", "calibrated")]
     assert [entry["rows"] for entry in scored] == [359 - round(0.6 * 359)] * 2
     assert scored[1]["metrics"]["set_coverage_90"]["mean"] == pytest.approx(0.9, abs=0.08)

@@ -86,6 +86,16 @@ METRICS = {
     "auroc_entropy": Metric("AUROC", "clean against this set by entropy; higher is better", "higher"),
     "auroc_variance": Metric("AUROC", "clean against this set by variance; higher is better", "higher"),
     "auroc_epistemic": Metric("AUROC", "clean against this set by epistemic uncertainty; higher is better", "higher"),
+    "auroc_mahalanobis": Metric(
+        "AUROC, Mahalanobis",
+        "clean against this set by distance from the nearest class's features; higher is better",
+        "higher",
+    ),
+    "auroc_knn": Metric(
+        "AUROC, nearest rows",
+        "clean against this set by distance from the nearest training rows' features; higher is better",
+        "higher",
+    ),
     "seconds": Metric("Fit time", "seconds; lower is better", "lower", format_seconds),
     "predict_seconds_per_row": Metric("Prediction", "seconds a row; lower is better", "lower", format_seconds),
     "peak_bytes": Metric("Peak memory", "bytes, of the whole process on a CPU; lower is better", "lower", format_bytes),

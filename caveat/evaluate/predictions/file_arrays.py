@@ -1,14 +1,14 @@
 """The arrays of a prediction file: what a posterior says about every row of a data set, and images worth looking at."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from caveat.batches import tensors
+from caveat.batches import Inputs, tensors
 from caveat.evaluate.predictions.blocks_of_rows import row_blocks
 from caveat.posterior import Posterior
 from caveat.predictive import (
@@ -54,6 +54,7 @@ def prediction_arrays(
     seed: int = 0,
     keep_samples: bool = False,
     levels: Sequence[float] = (),
+    of_rows: Callable[[Inputs], dict[str, Tensor]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Predict rows, and return their columns [N, ...] and numbers, thumbnails of images, and samples on request.
 
@@ -68,6 +69,7 @@ def prediction_arrays(
         seed: of the draws.
         keep_samples: also return every draw's prediction, [S, N, ...].
         levels: of intervals of numbers beside that of 0.9, each `lower_<percent>` and `upper_<percent>`.
+        of_rows: gives further columns, one number a row of the inputs.
     """
     pieces: list[dict[str, Tensor]] = []
     samples: list[Tensor] = []
@@ -82,6 +84,8 @@ def prediction_arrays(
             targets = y.to(posterior.network.device)
         columns_here = prediction.columns(targets) | _intervals(prediction, levels)
         piece = {name: _plain_type(column) for name, column in columns_here.items()}
+        if of_rows is not None:  # a row may hold several decisions
+            piece |= {name: _plain_type(column)[piece["rows"]] for name, column in of_rows(x).items()}
         piece["rows"] = rows.indices.cpu()[piece["rows"] + rows_done]
         pieces.append(piece)
         if targets is not None and isinstance(prediction, CategoricalPredictive | BernoulliPredictive):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from caveat.evaluate.feature_distance import FeatureDistance
 from caveat.evaluate.fidelity import ReferenceSet, fidelity_on
 from caveat.evaluate.metrics import Columns
 from caveat.evaluate.predictions import file_stem, prediction_arrays, row_blocks
@@ -28,6 +29,7 @@ def evaluate(
     data: Mapping[str, Data | Mapping[float, Data]],
     *,
     ood: Mapping[str, Data] | None = None,
+    training: Data | None = None,
     reference: Posterior | ReferenceSet | None = None,
     folder: str | Path | None = None,
     label: str | None = None,
@@ -45,6 +47,8 @@ def evaluate(
         data: data with targets by name; a mapping of severity to data makes a family of shifts, as in
             `{"clean": test, "rotated": {15: rotated_15, 30: rotated_30}}`. The first is what `ood` is told apart from.
         ood: out-of-distribution data, whose targets (if any) are not read.
+        training: the training rows; `ood` is then also told apart by distances from them in feature space (Mahalanobis,
+            k nearest neighbours), as baselines for the posterior's own uncertainty.
         reference: also score fidelity to it, see `caveat.fidelity`; a stored set, on those data whose rows it has.
         folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
         label: what to call the run; the method's class name unless given.
@@ -60,6 +64,7 @@ def evaluate(
     compared = [] if reference is None else _known_to(reference, conditions)
     place = None if folder is None else Path(folder)
     kind = posterior.network.likelihood.kind
+    distance = None if training is None or not ood else FeatureDistance.of(posterior, Rows(training), seed)
     inside: Columns = {}
     scored: list[Scored] = []
     compared_with: dict[str, Any] = {}
@@ -70,7 +75,14 @@ def evaluate(
         for condition in conditions:
             is_test = condition.role == "test"
             arrays = prediction_arrays(
-                posterior, condition.rows, bar, has_targets=is_test, draws=draws, seed=seed, keep_samples=keep_samples
+                posterior,
+                condition.rows,
+                bar,
+                has_targets=is_test,
+                draws=draws,
+                seed=seed,
+                keep_samples=keep_samples,
+                of_rows=distance,
             )
             file = f"predictions/{file_stem(condition.name)}.npz"
             files[file] = arrays

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from caveat.evaluate.feature_distance import DISTANCES
 from caveat.evaluate.metrics import (
     Columns,
     Score,
@@ -133,9 +134,13 @@ def score(kind: Kind, columns: Columns) -> dict[str, Score]:
 def score_ood(kind: Kind, inside: Columns, ood: Columns) -> dict[str, Score]:
     """Compute how well uncertainty tells out-of-distribution data apart, by all of it and by its epistemic part alone.
 
-    Both arguments are the columns [N, ...] of predictions.
+    And by distances in feature space, where they are among the columns [N, ...] of predictions that both arguments are.
     """
-    by = ("entropy", "epistemic") if kind == "classification" else ("variance", "epistemic")
+    by = [
+        "entropy" if kind == "classification" else "variance",
+        "epistemic",
+        *(name for name in DISTANCES if name in ood),
+    ]
     metrics: dict[str, Score] = {}
     for name in by:
         scores = ood_scores(_per_row(inside[name]), _per_row(ood[name]))

@@ -32,6 +32,7 @@ CLEAN = {
 CURVES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
 FIDELITY = {"classification": ("agreement", "total_variation"), "regression": ("w1", "w2")}  # where scored
 OOD = {"classification": "auroc_entropy", "regression": "auroc_variance"}
+FEATURE_OOD = ("auroc_mahalanobis", "auroc_knn")  # where the training rows were given
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def table(runs: Sequence[SavedRun]) -> MetricTable:
     kind = runs[0].kind
     columns = [Column("clean", metric) for metric in CLEAN[kind] + FIDELITY[kind]]
     columns += [Column(family, metric) for family in shift_families(runs) for metric in CURVES[kind] + FIDELITY[kind]]
-    columns += [Column(name, OOD[kind]) for name in ood_sets(runs)]
+    columns += [Column(name, metric) for name in ood_sets(runs) for metric in (OOD[kind], *FEATURE_OOD)]
     columns += [Column("cost", "seconds"), Column("cost", "stored_bytes")]
     rows = [[_cell(runs, run, column) for column in columns] for run in runs]
     measured = [index for index in range(len(columns)) if any(row[index].mean is not None for row in rows)]
@@ -91,7 +92,7 @@ def _cell(runs: Sequence[SavedRun], run: SavedRun, column: Column) -> MeanAndErr
     clean = clean_of(runs, run)
     if column.group == "clean":
         return clean.metrics.get(column.metric, UNKNOWN) if clean else UNKNOWN
-    if column.metric in OOD.values():
+    if column.metric in (*OOD.values(), *FEATURE_OOD):
         known = clean is not None and column.group in run.by_name
         return run.by_name[column.group].metrics.get(column.metric, UNKNOWN) if known else UNKNOWN
     if column.group not in run.shifts:
