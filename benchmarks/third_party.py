@@ -19,10 +19,15 @@ build's is declared before it is imported, so that torch stays as it is.
 """
 
 import argparse
+import importlib
 import sys
 import warnings
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+import torch
+
+import caveat
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from third_party_parts.cases import CASES, define_operators_of_torchvision
@@ -59,6 +64,7 @@ def run(rows: Rows, arguments: argparse.Namespace) -> None:
     from third_party_parts import language, others, vision  # noqa: F401  which register their networks
 
     rows.drop(set(arguments.again))
+    warm_up()
     for network, entry in CASES.items():
         if not chosen(network, arguments.network):
             continue
@@ -71,6 +77,14 @@ def run(rows: Rows, arguments: argparse.Namespace) -> None:
             row = run_cell(network, setting, arguments.points, arguments.limit)
             rows.keep(row)
             print(f"{network}, {setting}: {row['outcome']} {row['seconds']} s {row['said'][:160]}", flush=True)
+
+
+def warm_up() -> None:
+    """Import what a first fit imports here, and not in every cell."""
+    importlib.import_module("torch._dynamo")
+    x = torch.zeros(4, 2)
+    task = caveat.Task(torch.nn.Linear(2, 2), (x, torch.arange(4) % 2), caveat.Categorical())
+    caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=1)), progress=False).predict(x)
 
 
 def chosen(name: str, patterns: list[str] | None) -> bool:

@@ -5,7 +5,6 @@ The process is a fork, so that packages are imported once. What comes back is a 
 
 import contextlib
 import multiprocessing
-import os
 import resource
 import shutil
 import tempfile
@@ -53,7 +52,6 @@ def run_cell(network: str, setting: str, points: Path, limit: float) -> dict[str
 
 def _in_a_child(network: str, setting: str, points: Path, pipe: Connection) -> None:
     """Send the row piece by piece: the stage that is begun, and how it ended."""
-    os.nice(5)
     torch.set_num_threads(1)
     row: dict[str, Any] = {"stage": "build"}
     folder = Path(tempfile.mkdtemp())
