@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 import caveat
 from caveat import Training
 
-
 DRAWS = 16  # of a prediction
 
 
@@ -79,13 +78,14 @@ def methods(epochs: int) -> dict[str, Any]:
     return {
         "map": caveat.MAP(training=training),
         "map, temperature": caveat.MAP(temperature=True, training=Training(epochs=0)),
-        "ensemble of 4": caveat.DeepEnsemble(members=4, training=training),
+        "ensemble of 4": caveat.Ensemble(members=4, training=training),
         "mc dropout": caveat.MCDropout(training=training),
         "swag": caveat.SWAG(
             training=Training(epochs=max(epochs // 2, 3), optimizer="sgd", learning_rate=0.02, schedule="constant")
         ),
         "laplace, kronecker": caveat.Laplace(),
         "laplace, diagonal": caveat.Laplace(structure="diagonal"),
+        "ensemble of 4, laplace": caveat.Ensemble(of=caveat.Laplace(), members=4, training=training),
         "subnetwork of 1000": caveat.SubnetworkLaplace(weights=1000),
         "sampled laplace": caveat.SampledLaplace(samples=16, temperature="validation"),
         "ivon": caveat.IVON(training=Training(epochs=epochs, learning_rate=0.05)),
