@@ -6,7 +6,9 @@ Reading rows does not move the global random state, unless the data set itself d
 
 import hashlib
 import itertools
+import traceback
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,8 +98,22 @@ class Rows:
         rng = torch.Generator().manual_seed(torch.initial_seed())
         listed = [rows.tolist() for rows in chosen]
         loader: DataLoader = DataLoader(self.dataset, batch_sampler=listed, generator=rng, **self._reading)
-        for rows, batch in zip(chosen, loader, strict=True):
-            yield self._checked(batch, rows, device)
+        read = iter(loader)
+        for rows in chosen:
+            yield self._checked(self._collated(read, rows), rows, device)
+
+    def _collated(self, read: Iterator[Any], rows: Tensor) -> Any:
+        """The next batch of a loader's iterator, whose own words say little of rows that do not fit together."""
+        try:
+            return next(read)
+        except (RuntimeError, TypeError) as error:
+            if self._reading["collate_fn"] is not default_collate or not _in_collation(error):
+                raise
+            raise ValueError(
+                f"rows {int(rows[0])} to {int(rows[-1])} do not go into one batch ({error}): rows of different lengths "
+                "or kinds need a DataLoader with a collate_fn that pads them, such as transformers' "
+                "DataCollatorWithPadding(tokenizer)"
+            ) from error
 
     def resident(self, positions: Tensor) -> Batch:
         """The batch at positions on the device where the rows are (`on`), without a look at its values."""
@@ -211,6 +227,12 @@ def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
     rows: Any = loader.dataset
     if _takes_each_row_once(sampler, len(rows)):
         return None, size
+    if isinstance(sampler, samplers.WeightedRandomSampler):
+        raise ValueError(
+            "the loader's WeightedRandomSampler draws rows by weights, and a posterior takes each row once: a row that "
+            "is drawn twice as often would count as two observations. Pass the data set itself, and what the weights "
+            "are for in the likelihood: Categorical(class_weights=...) multiplies the log likelihood of rare classes"
+        )
     raise ValueError(
         f"the loader's {type(sampler).__name__} weights, repeats or leaves out rows, and a posterior needs each row "
         "once: pass the data set itself, or a torch.utils.data.Subset of it"
@@ -239,6 +261,11 @@ def _takes_each_row_once(sampler: Any, n: int) -> bool:
     if isinstance(own, torch.Generator) and state is not None:
         own.set_state(state)
     return bool((counts == 1).all())
+
+
+def _in_collation(error: BaseException) -> bool:
+    """Whether an error came from putting rows together, and not from reading one."""
+    return any(Path(frame.filename).name == "collate.py" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _split_batch(batch: Any, needs_targets: bool) -> Batch:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, WeightedRandomSampler
 
 import caveat
 from caveat.rows import Rows
@@ -236,3 +236,52 @@ def test_targets_padded_by_batch_are_refused_with_what_to_do() -> None:
     loader = DataLoader([(row, row.flip(0)) for row in tokens], 2, collate_fn=padded)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"different shapes, \(3,\) and \(5,\).*pad all rows to one length"):
         caveat.Task(nn.Embedding(5, 5), loader, caveat.Categorical(class_axis=-1))
+
+
+def test_rows_of_different_lengths_are_refused_with_what_pads_them() -> None:
+    ragged = [(torch.arange(2 + row % 3), row % 2) for row in range(8)]
+    with pytest.raises(ValueError, match=r"rows 0 to 1 do not go into one batch .*collate_fn that pads them"):
+        caveat.Task(nn.Embedding(5, 5), ragged, caveat.Categorical())  # type: ignore[arg-type]
+
+    class Broken(Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, row: int) -> tuple[Tensor, int]:
+            raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match=r"^the disk is gone"):
+        caveat.Task(nn.Linear(4, 3), Broken(), caveat.Categorical())
+
+
+def test_a_sampler_that_weights_rows_is_refused_with_what_weights_mean_here() -> None:
+    x, y = rows()
+    sampler = WeightedRandomSampler([1.0] * 24, 24)
+    with pytest.raises(ValueError, match=r"would count as two observations.*class_weights"):
+        Rows(DataLoader(TensorDataset(x, y), 5, sampler=sampler))
+
+
+def test_tokens_padded_by_batch_are_fitted_by_methods_of_all_kinds() -> None:
+    rng = torch.Generator().manual_seed(0)
+    texts = [torch.randint(1, 9, (3 + row % 4,), generator=rng) for row in range(24)]
+
+    def padded(batch: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+        tokens = nn.utils.rnn.pad_sequence([text for text, _ in batch], batch_first=True)
+        return {"tokens": tokens, "labels": torch.tensor([label for _, label in batch])}
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.embed(tokens).sum(1))
+
+    loader = DataLoader([(text, int(text[0] > 4)) for text in texts], 5, collate_fn=padded)  # type: ignore[arg-type]
+    point = caveat.MAP(training=caveat.Training(epochs=60, learning_rate=0.03))
+    wanted = {"tokens": nn.utils.rnn.pad_sequence(texts[:3], batch_first=True)}
+    for method in (caveat.Laplace(), caveat.SampledLaplace(samples=2), caveat.SGMCMC(chains=1, length=2, burn_in=2)):
+        task = caveat.Task(Bag(), loader, caveat.Categorical(), validation=0.25)
+        start = point if method.starts_from == "trained" else None
+        found = caveat.fit(task, method, start=start, progress=False).predict(wanted).probs
+        assert bool(found.isfinite().all())

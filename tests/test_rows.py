@@ -99,7 +99,10 @@ def test_rows_padded_by_the_batch_are_read() -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (lambda x, y: DataLoader(TensorDataset(x, y), 4, sampler=WeightedRandomSampler([1.0] * N, N)), "Subset of it"),
+        (
+            lambda x, y: DataLoader(TensorDataset(x, y), 4, sampler=WeightedRandomSampler([1.0] * N, N)),
+            "would count as two observations",
+        ),
         (
             lambda x, y: DataLoader(TensorDataset(x, y), 4, sampler=torch.utils.data.RandomSampler(x, True)),
             "each row once",
