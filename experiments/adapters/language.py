@@ -74,7 +74,7 @@ def adapted(model: nn.Module, seed: int) -> nn.Module:
 
 def methods(epochs: int) -> dict[str, Any]:
     """Every method by the name of its lines; those that start from a trained point are given the MAP's."""
-    training = Training(epochs=epochs, learning_rate=5e-3)
+    training = Training(epochs=epochs, learning_rate=3e-3)
     return {
         "map": caveat.MAP(training=training),
         "map, temperature": caveat.MAP(temperature=True, training=Training(epochs=0)),
@@ -131,9 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", action="append", help="only this; may be repeated")
     parser.add_argument("--seed", type=int, action="append", help="0, 1 and 2 unless given")
-    parser.add_argument("--rows", type=int, default=240)
+    parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=400, help="of pretraining")
+    parser.add_argument("--steps", type=int, default=1200, help="of pretraining")
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--precision", type=float, default=1.0, help="of the prior over adapters")
     parser.add_argument("--folder", type=Path, default=Path("runs/adapters"), help="keeps the points")
