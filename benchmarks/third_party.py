@@ -6,10 +6,9 @@
     python benchmarks/third_party.py --tables                              # of the rows that are there
     python benchmarks/third_party.py --packages FOLDER                     # where more packages are installed
 
-Every cell is a process of its own within a time limit. The rows are in a csv file, to which an interrupted run adds;
-the tables (the grid, and
-what was said where a cell did not end well) are printed at the end. Networks are tiny, with random weights; nothing is
-downloaded. A package that is missing leaves its networks out, which is said.
+Every cell is a process of its own within a limit of processor time. The rows are in a csv file, to which an interrupted
+run adds; the tables (the grid, and what was said where a cell did not end well) are printed at the end. Networks are
+tiny, with random weights; nothing is downloaded. A package that is missing leaves its networks out, which is said.
 
     pip install transformers peft torch_geometric x-transformers lightning monai pytorch-tabnet rtdl_revisiting_models
     pip install --target FOLDER --no-deps timm open_clip_torch torchvision segmentation_models_pytorch ftfy wcwidth
@@ -45,7 +44,7 @@ def main() -> None:
     )
     parser.add_argument("--tables", action="store_true", help="print the tables of the rows that are there")
     parser.add_argument("--packages", help="a folder with more packages")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds of a cell")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of the processor for a cell")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("third_party.csv"))
     parser.add_argument("--points", type=Path, default=Path("runs/third_party"), help="where trained points are kept")
     arguments = parser.parse_args()

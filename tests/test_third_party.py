@@ -90,7 +90,15 @@ def test_a_cell_that_fails_says_where(parts: ModuleType, tmp_path: Path, monkeyp
     refused = cell.run_cell("broken", "mc_dropout", tmp_path, 60.0)
     assert refused["outcome"] == "refused"
     assert parts.tables.justification(refused)
-    assert cell.run_cell("broken", "swag", tmp_path, 0.01)["outcome"] == "over the time limit"
+
+    def endless(*_: object) -> Iterator[dict]:
+        while True:
+            pass
+        yield {}
+
+    monkeypatch.setattr(cell, "_stages", endless)
+    endless_row = cell.run_cell("broken", "swag", tmp_path, 1.0)
+    assert (endless_row["outcome"], endless_row["stage"]) == ("over the time limit", "start")
     table = parts.tables.Rows(tmp_path / "rows.csv")
     table.keep(row)
     assert parts.tables.Rows(tmp_path / "rows.csv").all()[0]["said"] == row["said"]

@@ -10,7 +10,9 @@ from .cell import FIELDS
 
 MARKS = {"ok": "+", "refused": "r", "over the time limit": "t", "fault": "F", "died": "F"}
 JUSTIFIED = {
-    "has no dropout": "MC dropout draws masks of dropout layers, and there are none",
+    "has no dropout": "MC dropout draws masks, and there is no place for one",
+    "reached no layer": "MC dropout draws masks, and there is no place for one",
+    "this network has fewer than two of them": "masks of nodes need two layers with nodes between them",
     "is more than the network has": "fewer weights than asked for",
 }
 
