@@ -216,3 +216,22 @@ def test_supports_are_those_of_the_draws_and_renamed_channels_change_no_more_tha
     ]  # [32, 18]: how many weights write a channel and read it, at each place of their kernels
     assert channels[0].tolist() != channels[1].tolist()
     assert sorted(channels[0].tolist()) == sorted(channels[1].tolist())
+
+
+def test_docstrings_are_told_apart_by_family_without_a_row_in_two_places(script: Callable[[str], ModuleType]) -> None:
+    docstrings = script("adapters/docstrings.py")
+    text = docstrings.read(60, seed=0)
+    known, tested, other = (
+        {tuple(row.tolist()) for row in part[0]["input_ids"]} for part in (text.train, text.test, text.other_modules)
+    )
+    assert len(known) > 50
+    assert len(tested & known) <= 3, "but for docstrings that two functions have in their first words"
+    assert len(other & known) <= 3
+    assert set(text.train[1].tolist()) == set(range(6))
+    ends = text.test[0]["attention_mask"].sum(1) - 1
+    assert bool((text.test[0]["input_ids"].gather(1, ends[:, None]) == docstrings.ASK).all())
+    again, others = docstrings.read(60, seed=0), docstrings.read(60, seed=1)
+    assert torch.equal(text.train[0]["input_ids"], again.train[0]["input_ids"])
+    assert not torch.equal(text.train[0]["input_ids"], others.train[0]["input_ids"])
+    shorter = text.dropped[0.6][0]["attention_mask"].sum(1) <= text.test[0]["attention_mask"].sum(1)
+    assert float(shorter.double().mean()) == 1

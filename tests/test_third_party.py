@@ -1,6 +1,6 @@
 """Networks of other packages fit, predict, are saved, and load bit-equal: some cells of `benchmarks/third_party.py`.
 
-All of its networks and settings, some of them refused with a reason, are in `benchmarks/third_party.md`. A package that
+All of its networks and settings are fifty by twenty-odd; a cell may be refused, with a reason. A package that
 is not installed skips its networks (`pip install 'caveat[test-models]'` has most of them).
 """
 

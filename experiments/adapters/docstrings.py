@@ -52,14 +52,18 @@ class Text:
 def texts(module: str) -> list[str]:
     """The docstrings of a module's public functions, classes and methods, of eight words or more."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of what is deprecated
         found = importlib.import_module(module)
-    own = [value for name, value in sorted(vars(found).items()) if not name.startswith("_")]
-    own = [value for value in own if str(getattr(value, "__module__", module)).split(".")[0].strip("_") ==
-           module.split(".")[0].strip("_")]  # fmt: skip
-    methods = [m for value in own if inspect.isclass(value) for n, m in sorted(vars(value).items()) if n[0] != "_"]
-    documented = [inspect.getdoc(value) for value in own + methods if callable(value)]
+        public = [value for name, value in sorted(vars(found).items()) if not name.startswith("_")]
+        own = [value for value in public if _package(getattr(value, "__module__", module)) == _package(module)]
+        methods = [m for value in own if inspect.isclass(value) for n, m in sorted(vars(value).items()) if n[0] != "_"]
+        documented = [inspect.getdoc(value) for value in own + methods if callable(value)]
     return list(dict.fromkeys(text for text in documented if text and len(text.split()) >= 8))
+
+
+def _package(module: object) -> str:
+    """The first part of a module's name, the same for one in C."""
+    return str(module).split(".")[0].strip("_")
 
 
 def words_of(text: str) -> list[str]:
