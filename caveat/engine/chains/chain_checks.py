@@ -2,8 +2,13 @@
 
 R-hat and effective sample sizes are those of what the draws predict for some training rows, of learned noise, and of
 the log density. A warning is what `diagnose` would call "do not trust": an R-hat above 1.05 and above what independent
-draws reach by chance, or fewer than ten effective draws a chain. Draws that explain the rows worse than the marginal
-distribution of the targets are another: learned noise can grow until it hides a chain that is not stable.
+draws reach by chance, or fewer than ten effective draws a chain. What that is to predictions is another question:
+
+    between_chains = mean over predictions of   var_c(mean of chain c) / predictive variance, noise included
+
+is the share of what a prediction leaves open that depends on which chain is asked. Draws that explain the rows worse
+than the marginal distribution of the targets are another warning: learned noise can grow until it hides a chain that
+is not stable.
 """
 
 import math
@@ -48,12 +53,17 @@ class DrawChecks:
         self.x, self.y = next(iter(task.train.batches([places], run.device)))
         self.hyper = {name: value.to(run.device) for name, value in task.hyper.items()}
         self.predictions: list[Tensor] = []  # of each draw, [quantities]
+        self.noise: list[Tensor] = []  # of each draw, the variance of what is predicted around it
         self.log_prob: list[Tensor] = []  # of each draw, [rows]
 
     def add(self, outputs: Tensor, learned: Hyper) -> None:
         """Look at a draw's outputs for the rows x and at what the likelihood learned with it."""
         likelihood, hyper = self.task.network.likelihood, self.hyper | learned
-        samples = likelihood.predictive(outputs.unsqueeze(0), hyper).samples[0]
+        predictive = likelihood.predictive(outputs.unsqueeze(0), hyper)
+        samples: Tensor = predictive.samples[0]
+        # Of a class: whether it comes.
+        noise = samples * (1 - samples) if predictive.kind == "classification" else predictive.aleatoric
+        self.noise.append(noise.flatten().double().cpu())
         values = [samples.flatten(), *(value.flatten() for value in learned.values())]
         self.predictions.append(torch.cat([value.double().cpu() for value in values]))
         self.log_prob.append(likelihood.log_prob(outputs, self.y, hyper).double().flatten().cpu())
@@ -65,15 +75,31 @@ class DrawChecks:
         """
         groups = {"predictions": torch.stack(self.predictions).unflatten(0, (chains, -1))}
         groups |= {name: draws.unsqueeze(-1) for name, draws in more.items()}
-        found: dict[str, Any] = {}
+        share = self._between_chains(groups["predictions"])
+        found: dict[str, Any] = {"between_chains": share}
         for name, draws in groups.items():
             mixing = _mixing(draws)
             found |= {f"rhat_{name}": _number(mixing.rhat), f"ess_{name}": _number(mixing.size)}
             if mixing.told is not None:
                 what = "the log density" if name == "lp" else name
-                self.run.warnings.append(f"{mixing.told} ({what}): draw longer chains (length, thin)")
+                lies = name == "predictions" and share is not None
+                lying = f", and {share:.1%} of the predictive variance lies between them" if lies else ""
+                self.run.warnings.append(f"{mixing.told} ({what}){lying}: draw longer chains (length, thin)")
         self._check_fit()
         return found
+
+    def _between_chains(self, draws: Tensor) -> float | None:
+        """The share of the predictive variance between chains, of quantities [chains, draws, ...] that are predictions.
+
+        None for one chain.
+        """
+        if len(draws) == 1:
+            return None
+        noise = torch.stack(self.noise).mean(0)
+        draws = draws[..., : len(noise)]
+        total = noise + draws.flatten(0, 1).var(0, correction=0)
+        share = draws.mean(1).var(0, correction=0) / total
+        return _number(float(share[total > 0].mean()))
 
     def _check_fit(self) -> None:
         """Warn of draws that explain the rows worse than if the inputs were not looked at."""

@@ -53,6 +53,33 @@ def test_chains_that_are_apart_are_said() -> None:
     assert found["rhat_predictions"] > 1.5
 
 
+def test_what_lies_between_chains_is_a_share_of_the_predictive_variance() -> None:
+    """Biases of 0 and d in two halves of the chains: d^2 / 4 between them, beside the noise and the draws' width."""
+    d, noise = 0.2, 0.1
+    state = chains(log_noise=math.log(noise))
+    state.params["bias"][:2] += d
+    state.params["hyper/log_noise"].fill_(math.log(noise))
+    warnings, found = said(state)
+    x = torch.linspace(-1, 1, 50, dtype=torch.float64)
+    within = 0.01**2 * (1 + x.square())
+    between = d**2 / 4
+    assert found["between_chains"] == pytest.approx(float((between / (between + within + noise**2)).mean()), rel=0.05)
+    assert f"and {found['between_chains']:.1%} of the predictive variance lies between them" in warnings[0]
+    assert said(chains())[1]["between_chains"] < 0.001
+    assert said(chains(number=1))[1]["between_chains"] is None
+
+
+def test_between_chains_of_classes() -> None:
+    """Two chains that are sure of opposite labels: the whole variance is between them."""
+    x = torch.tensor([[1.0], [-1.0]]).repeat(10, 1)
+    network_task = caveat.Task(nn.Linear(1, 2), (x, (x[:, 0] > 0).long()), caveat.Categorical())
+    weight = torch.tensor([[20.0], [-20.0]]) * torch.ones(2, 8, 1, 1)
+    weight[1] *= -1
+    state = ChainState({"weight": weight, "bias": torch.zeros(2, 8, 2)}, {"lp": torch.randn(2, 8)}, {})
+    run = Run()
+    assert check_chains(state, network_task, run)["between_chains"] == pytest.approx(1.0, abs=1e-6)
+
+
 def test_a_single_chain_that_drifts_is_said() -> None:
     state = chains(number=1)
     state.params["bias"] += torch.linspace(0, 0.1, 100, dtype=torch.float64)[None, :, None]
