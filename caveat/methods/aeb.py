@@ -25,15 +25,15 @@ from caveat.engine.sparse import (
     WeightLayout,
     active_counts,
     dense_layers,
-    plain_layers,
-    sparse_layers,
+    inferred_weights,
+    parameter_name,
+    stored_counts,
     training_account,
-    weight_name,
 )
 from caveat.engine.sparse_chains import DrawsPredictor, DrawsState, SpikeSlab, check_draws
 from caveat.engine.state_checks import check_names
 from caveat.engine.training import BatchPart
-from caveat.engine.variational import smaller_layout
+from caveat.engine.variational import held_by, smaller_layout
 from caveat.knobs import Count, NonNegativeInt, Positive, Range, check_knobs
 from caveat.network import Layer, Network
 from caveat.priors import EmpCovPrior
@@ -71,7 +71,7 @@ class AEB(Method):
 
     def pruned(self, network: Network) -> tuple[dict[str, LayerGeometry], dict[str, int]]:
         """The layers that are pruned, and how many weights each of them ends with."""
-        layers = sparse_layers(network)
+        layers = inferred_weights(network)
         dense = dense_layers(layers, self.dense)
         left = active_counts(layers, self.density, "uniform", dense)
         chosen = {name: geometry for name, geometry in layers.items() if name not in dense}
@@ -91,7 +91,7 @@ class AEB(Method):
         target = _Pruned(self, task, network, start, run, layers, left)
         chain = LangevinChain(task, run, self, target)
         drawn, layout = chain.run_all(), target.substitute.layout
-        counts = torch.tensor([layout.counts.get(name, 0) for name in plain_layers(network)])
+        counts = stored_counts(network, layout.counts)
         state = DrawsState.of_chain(drawn, layout.indices, counts, target.noise.fixed)
         return state.tensors(), self._info(state, task, target, chain, run)
 
@@ -110,9 +110,8 @@ class AEB(Method):
         diagnostics |= {"history": chain.history, "density": account.density, "account": account.as_json()}
 
         def treatment(layer: Layer) -> str:
-            if layer.name not in layout.counts:
-                return what
-            return f"{what}, {layout.counts[layer.name]:,} of {layout.geometries[layer.name].size:,} weights"
+            held = held_by(layer, layout)
+            return f"{what}, {held[0]:,} of {held[1]:,} weights" if held is not None else what
 
         return run.info(task.network.to(run.device), treatment, diagnostics)
 
@@ -144,7 +143,7 @@ class _Pruned:
         nowhere = torch.zeros(0, dtype=torch.int32, device=run.device)
         layout = WeightLayout(layers, {name: geometry.size for name, geometry in layers.items()}, nowhere)
         self.substitute = Substitute(network, layout, start["params"])
-        values = layout.gathered({name: start["params"][weight_name(name)] for name in layers})
+        values = layout.gathered({name: start["params"][own] for name, own in layout.parameter_names().items()})
         self.latent = SpikeSlab([*layout.counts.values()], method.spike, method.slab, values)
         self.noise = LearnedNoise(network, task.hyper, start["hyper"])
         parameters = dict(self.substitute.network.module.named_parameters())
@@ -235,7 +234,8 @@ class _Pruned:
 
 def _check_prior(network: Network, layers: dict[str, LayerGeometry]) -> None:
     prior = network.prior
-    if isinstance(prior, EmpCovPrior) and prior.layer in map(weight_name, layers):
+    pruned = {parameter_name(name, geometry) for name, geometry in layers.items()}
+    if isinstance(prior, EmpCovPrior) and prior.layer in pruned:
         raise ValueError(
             f"AEB gives weights that it prunes a prior of its own, and {prior.layer}, which this task's EmpCovPrior is "
             "about, is among them: keep that layer whole with dense=, or use another prior"

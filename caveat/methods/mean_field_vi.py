@@ -18,8 +18,8 @@ from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     ActiveWeights,
     Scheme,
+    inferred_weights,
     random_layout,
-    sparse_layers,
     substitute_and_means,
     training_account,
 )
@@ -69,7 +69,7 @@ class MeanFieldVI(Method):
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train means and standard deviations of all weights."""
         network, params = task.network.to(run.device), start.pop("params")
-        layers = sparse_layers(network)
+        layers = inferred_weights(network)
         layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
         substitute, mean = substitute_and_means(network, params, layout)
         del params  # they are in the substitute and the means now

@@ -19,8 +19,8 @@ from caveat.engine.sparse import (
     default_density,
     default_interval,
     dense_layers,
+    inferred_weights,
     random_layout,
-    sparse_layers,
     substitute_and_means,
     training_account,
 )
@@ -71,12 +71,12 @@ class RigL(Method):
 
     def memory(self, network: Network) -> int:
         """A value, its gradient and moments, and a place for each active weight."""
-        return 6 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
+        return 6 * network.dtype.itemsize * sum(self.active_counts(inferred_weights(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights."""
         network, params = task.network.to(run.device), start.pop("params")
-        layers = sparse_layers(network)
+        layers = inferred_weights(network)
         substitute, values = substitute_and_means(
             network, params, random_layout(layers, self.active_counts(layers), run)
         )

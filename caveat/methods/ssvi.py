@@ -47,6 +47,7 @@ from caveat.engine.sparse import (
     default_density,
     default_interval,
     dense_layers,
+    inferred_weights,
     keep_scores,
     random_layout,
     sparse_layers,
@@ -130,7 +131,7 @@ class SSVI(Method):
         if self.structure == "channel":
             density = self._density(sparse_layers(network))
             return int(10 * network.dtype.itemsize * max(1.0, density * network.n_parameters))
-        return 11 * network.dtype.itemsize * sum(self.active_counts(sparse_layers(network)).values())
+        return 11 * network.dtype.itemsize * sum(self.active_counts(inferred_weights(network)).values())
 
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train, exchanging weights or channels."""
@@ -139,7 +140,7 @@ class SSVI(Method):
 
     def _fit_weights(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         network, params = task.network.to(run.device), start.pop("params")
-        layers = sparse_layers(network)
+        layers = inferred_weights(network)
         layout = random_layout(layers, self.active_counts(layers), run)
         substitute, mean = substitute_and_means(network, params, layout)
         del params  # whole weights, of which few are trained

@@ -18,8 +18,8 @@ from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, StartsFrom
 from caveat.engine.sparse import (
     Scheme,
+    inferred_weights,
     random_layout,
-    sparse_layers,
     substitute_and_means,
     training_account,
 )
@@ -74,7 +74,7 @@ class VariationalDropout(Method):
     def fit(self, task: Task, start: State, run: Run) -> tuple[State, Info]:
         """Train with all weights, then drop those that are noise."""
         network, params = task.network.to(run.device), start.pop("params")
-        layers = sparse_layers(network)
+        layers = inferred_weights(network)
         layout = random_layout(layers, {name: geometry.size for name, geometry in layers.items()}, run)
         substitute, mean = substitute_and_means(network, params, layout)
         del params  # they are in the substitute and the means now

@@ -246,5 +246,5 @@ def test_bad_input_is_refused() -> None:
         caveat.fit(task(), AEB(learning_rate=1e6, burn_in=20), start=start, progress=False)
     x, y = digits_like()
     embedding = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.AdaptiveAvgPool1d(3))
-    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+    with pytest.raises(ValueError, match="none of the selected parameters is a weight"):
         caveat.fit(caveat.Task(embedding, (x, y), caveat.Categorical()), AEB(), start=start, progress=False)

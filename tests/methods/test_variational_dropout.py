@@ -143,7 +143,7 @@ def test_bad_input() -> None:
     assert empty.state["active"]["counts"].tolist() == [1, 1, 1]
     assert any("emptied 0, 4, 6: the best weight was kept" in w for w in empty.info.warnings)
     none = caveat.Task(nn.Sequential(nn.Flatten(), nn.LayerNorm(36)), images().train.everything(), caveat.Categorical())
-    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+    with pytest.raises(ValueError, match="none of the selected parameters is a weight"):
         caveat.fit(none, QUICK, progress=False)
     with pytest.raises(ValueError, match=r"kl_weight=-1"):
         VariationalDropout(kl_weight=-1)

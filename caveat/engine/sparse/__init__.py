@@ -4,6 +4,7 @@
 
     kernels             y = W x for W given by values and places, and the gradient at those places
     substitute          a network with such layers in place of its own
+    held_weights        weights of such a layer, or of a parameter that is drawn before every pass
     weight_reads        the weight of such a layer for a module that reads it
     weight_layout       their weights in flat tensors, and where each is in its whole weight
     densities           how many weights each layer has, when some are exchanged, and how many
@@ -39,20 +40,25 @@ from caveat.engine.sparse.densities import (
     replacement_rate,
 )
 from caveat.engine.sparse.exchange import Exchange, NoExchange, StepBatch
+from caveat.engine.sparse.held_weights import Noise, drawn_weights
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.removal_criteria import CRITERIA, Criterion, keep_scores
 from caveat.engine.sparse.substitute import (
-    Noise,
+    SparseLayer,
     Substitute,
+    all_weights,
+    inferred_weights,
     left_out,
     plain_layers,
     sparse_layers,
+    stored_counts,
     substitute_and_means,
 )
 from caveat.engine.sparse.weight_layout import (
     ActiveWeights,
     WeightLayout,
     column_indices,
+    parameter_name,
     random_layout,
     weight_name,
 )
@@ -72,25 +78,31 @@ __all__ = [
     "Noise",
     "Schedule",
     "Scheme",
+    "SparseLayer",
     "StepBatch",
     "Substitute",
     "WeightLayout",
     "active_counts",
+    "all_weights",
     "channel_account",
     "column_indices",
     "default_density",
     "default_interval",
     "dense_layers",
+    "drawn_weights",
     "exchange_count",
     "flops_by_counts",
     "folded",
+    "inferred_weights",
     "keep_scores",
     "left_out",
     "network_account",
+    "parameter_name",
     "plain_layers",
     "random_layout",
     "replacement_rate",
     "sparse_layers",
+    "stored_counts",
     "substitute_and_means",
     "training_account",
     "weight_name",

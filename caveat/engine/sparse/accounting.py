@@ -9,7 +9,7 @@ reparameterisation passes means and variances:
 
 Products with zero padding count, as in torch's own counter. Normalisation, activations, biases and noise do not: they
 are small, and no smaller with few weights. Layers of other kinds are what that counter finds beyond these, three
-times over in training.
+times over in training, those whose weights are drawn among them; these have parameters and bytes of their own.
 """
 
 from collections.abc import Callable, Mapping
@@ -178,8 +178,10 @@ def network_account(
         active: number of active weights of linear and convolutional layers, by the layer's name
     """
     modules = {name: layer for name, layer in network.module.named_modules() if LayerGeometry.of(layer) is not None}
+    parameters = dict(network.module.named_parameters())
+    drawn = {name: parameters[name] for name in active or () if name not in modules and name in parameters}
     active = dict(active or {})
-    _check(active, modules)
+    _check(active, {name: layer.weight for name, layer in modules.items()} | drawn)
     layers, others = _measured(network, modules, example)
     trained = {id(p) for name, p in network.module.named_parameters() if name in network.names}
     left = {id(t): t for t in (*network.module.parameters(), *network.module.buffers())}
@@ -192,6 +194,11 @@ def network_account(
         rows.append(LayerCost(name, 0 if layer.seen else layer.size, 0 if layer.seen else n, cost, dense))
         if scheme.interval is not None and layer.trained and n < layer.size:
             update_bytes = max(update_bytes, layer.size * layer.number_bytes)
+    for name, weight in drawn.items():  # their operations are among those of no layer
+        left.pop(id(weight), None)
+        whole = _Layer(weight.numel(), weight.element_size(), True, False, 0.0, 0.0)
+        cost, dense = (scheme.weights(whole, count) for count in (active[name], whole.size))
+        rows.append(LayerCost(name, whole.size, active[name], cost, dense))
     rest = Cost(others, 3 * others)
     for key, tensor in left.items():
         rest += scheme.point(tensor.numel(), tensor.element_size(), key in trained)
@@ -241,13 +248,13 @@ class _Layer:
     positions_to_inputs: float  # those whose inputs need a gradient
 
 
-def _check(active: Mapping[str, int], modules: Mapping[str, nn.Module]) -> None:
+def _check(active: Mapping[str, int], weights: Mapping[str, Any]) -> None:
     for name, n in active.items():
-        if name not in modules:
+        if name not in weights:
             raise ValueError(
-                f"active names {name!r}, which is no linear or convolutional layer: there are {', '.join(modules)}"
+                f"active names {name!r}, which is no linear or convolutional layer: there are {', '.join(weights)}"
             )
-        size = _weight(modules[name]).numel()
+        size = weights[name].numel()
         if not 1 <= n <= size:
             raise ValueError(f"active[{name!r}] = {n} must be between 1 and the layer's {size:,} weights")
 

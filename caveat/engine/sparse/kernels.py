@@ -35,15 +35,19 @@ class LayerGeometry:
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+    drawn: bool = False  # a parameter that its module computes with in a way of its own, not the weight of such a layer
 
     @staticmethod
     def of(layer: nn.Module) -> "LayerGeometry | None":
-        """The geometry of a plain linear or convolutional layer (1-D or 2-D, padded with zeros); None for any other."""
-        if type(layer) is nn.Linear:
+        """The geometry of a layer that computes what nn.Linear, nn.Conv1d or nn.Conv2d does, padded with zeros.
+
+        That is one of these or of a subclass which leaves their `forward` as it is; None for any other layer.
+        """
+        if isinstance(layer, nn.Linear) and _computes_as(layer, nn.Linear):
             return LayerGeometry(tuple(layer.weight.shape))
         if (
             isinstance(layer, (nn.Conv1d, nn.Conv2d))
-            and type(layer) in (nn.Conv1d, nn.Conv2d)
+            and _computes_as(layer, nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d)
             and layer.padding_mode == "zeros"
         ):
             padding = layer.padding
@@ -81,6 +85,13 @@ class LayerGeometry:
             self.dilation, False, [0] * len(self.stride), self.groups, [*of, False],
         )  # fmt: skip
         return to_x.squeeze(0) if alone and to_x is not None else to_x, to_weight
+
+
+def _computes_as(layer: nn.Module, kind: Any) -> bool:
+    """Whether a layer of a subclass computes as its base does, with a weight that is a parameter."""
+    names = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+    same = all(getattr(type(layer), name) is getattr(kind, name) for name in names)
+    return same and "forward" not in vars(layer) and "weight" in layer._parameters
 
 
 class Pattern:

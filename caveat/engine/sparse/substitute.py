@@ -9,7 +9,7 @@ weights there are see one tensor each. Biases and every other parameter stay as 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,28 +17,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from caveat.batches import Inputs
+from caveat.engine.sparse.held_weights import TINY, DrawnWeight, HeldWeights, Noise, drawn_weights
 from caveat.engine.sparse.kernels import Collector, LayerGeometry, Pattern, apply, apply_pair
-from caveat.engine.sparse.weight_layout import WeightLayout, weight_name
-from caveat.engine.sparse.weight_reads import WeightRead
+from caveat.engine.sparse.weight_layout import WeightLayout, parameter_name, weight_name
 from caveat.network import Network, Params
 from caveat.randomness import seeded
 
 __all__ = [
     "LayerGeometries",
-    "Noise",
     "SparseLayer",
     "Substitute",
+    "all_weights",
+    "inferred_weights",
     "left_out",
     "plain_layers",
     "sparse_layers",
+    "stored_counts",
     "substitute_and_means",
 ]
 
-Noise = Callable[[Tensor], Tensor]  # draws standard normals as randn_like does
 _SHAPE = ("in_features", "out_features", "in_channels", "out_channels")
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 NARROW = 48  # channels of convolutions that are taken together on a GPU, measured on an H200; with 64 it is slower
-_TINY = 1e-16  # added to a variance: the gradient of its root stays finite where all inputs are zero
 
 
 class _Draw(torch.autograd.Function):
@@ -46,7 +46,7 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-        root = (variance + _TINY).sqrt_()
+        root = (variance + TINY).sqrt_()
         ctx.save_for_backward(torch.addcdiv(root.new_zeros(()), noise, root, value=0.5))
         return torch.addcmul(mean, root, noise)
 
@@ -57,12 +57,10 @@ class _Draw(torch.autograd.Function):
         return g, g * slope, None
 
 
-class SparseLayer(nn.Module):
+class SparseLayer(nn.Module, HeldWeights):
     """Takes the place of a linear or convolutional layer; it is told its weights before every pass."""
 
     bias: nn.Parameter | None
-    values: Tensor  # [K] with a pattern; the whole shape without one, or where whole weights are given
-    variance: Tensor | None  # shaped as the values; None for point weights
     indices: Tensor  # a buffer, once the layer has settled
 
     def __init__(self, layer: Any, geometry: LayerGeometry) -> None:
@@ -74,12 +72,6 @@ class SparseLayer(nn.Module):
                 setattr(self, name, getattr(layer, name))
         # An empty parameter: it tells the device and type of a network that has no other parameter left.
         self.place = nn.Parameter(layer.weight.detach().new_empty(0), requires_grad=False)
-        self.pattern: Pattern | None = None
-        self.collect: Collector | None = None
-        self.calls = 0  # since a collector was set
-        self.noise: Noise | None = None  # of outputs; None for torch's own
-        self.weight_noise: Noise | None = None  # of weights, where a module reads them
-        self._read: tuple[Tensor, Tensor] | None = None  # the values that were read last, and the whole weight of them
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, ...]; with variances, a draw of them."""
@@ -99,7 +91,7 @@ class SparseLayer(nn.Module):
         if torch.is_grad_enabled():
             drawn: Tensor = _Draw.apply(mean, variance, noise)
             return drawn
-        return torch.addcmul(mean, (variance + _TINY).sqrt(), noise)
+        return torch.addcmul(mean, (variance + TINY).sqrt(), noise)
 
     def settle(self) -> None:
         """Keep the present weights and their places as buffers, which move and are saved with the module."""
@@ -124,46 +116,6 @@ class SparseLayer(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         self._update_pattern()
 
-    @property
-    def weight(self) -> Tensor:
-        """The whole weight, for a module that reads it instead of calling the layer; with variances a draw of it.
-
-        The draw is made when it is first computed with, and is the same until the layer is told its weights anew.
-        """
-        if self.variance is None and self.collect is None:
-            return self._whole(self.values)
-        if torch.compiler.is_compiling():
-            return self._weight_read()
-        return WeightRead.of(self.values, self.geometry.shape, self._weight_read)
-
-    def _weight_read(self) -> Tensor:
-        """The whole weight at these values, or a draw of it, once for all who read it."""
-        if self._read is not None and self.was_read:
-            return self._read[1]
-        drawn = self.values
-        if self.variance is not None:
-            draw = torch.randn_like if self.weight_noise is None else self.weight_noise
-            drawn = torch.addcmul(drawn, (self.variance + _TINY).sqrt(), draw(drawn))
-        whole = self._whole(drawn)
-        self.calls += self.collect is not None
-        if self.collect is not None and whole.requires_grad:
-            whole.register_hook(self.collect)
-        self._read = (self.values, whole)
-        return whole
-
-    def _whole(self, values: Tensor) -> Tensor:
-        """The whole weight with these values."""
-        return values if self.pattern is None or values.ndim > 1 else self.pattern.whole(values)
-
-    @property
-    def was_read(self) -> bool:
-        """Whether a module has computed with the weight since the layer was told its present one."""
-        return self._read is not None and self._read[0] is self.values
-
-    def forget(self, nothing: Tensor) -> None:
-        """Let go of weights, which would otherwise be kept, or be outputs of a graph that a pass is compiled to."""
-        self.values, self.variance, self._read = nothing, None, None
-
 
 def dense_pair(
     geometry: LayerGeometry, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None, narrow: int | None = None
@@ -185,9 +137,20 @@ def dense_pair(
 
 
 def plain_layers(network: Network) -> dict[str, LayerGeometry]:
-    """Every plain linear and convolutional layer of a network, in the module's order."""
-    geometries = {name: LayerGeometry.of(module) for name, module in network.module.named_modules()}
-    return {name: geometry for name, geometry in geometries.items() if geometry is not None}
+    """Every linear and convolutional layer of a network: first those of torch's own classes, then of subclasses."""
+    modules = dict(network.module.named_modules())
+    geometries = {name: LayerGeometry.of(module) for name, module in modules.items()}
+    found = {name: geometry for name, geometry in geometries.items() if geometry is not None}
+    plain = {name: type(modules[name]) in (nn.Linear, nn.Conv1d, nn.Conv2d) for name in found}
+    return {name: found[name] for name in sorted(found, key=lambda name: not plain[name])}
+
+
+def all_weights(network: Network) -> dict[str, LayerGeometry]:
+    """Whatever may have a posterior: `plain_layers`, and then every parameter that may be drawn, in layers or not.
+
+    Files count weights in this order, which hooks that somebody puts on a layer do not change.
+    """
+    return plain_layers(network) | drawn_weights(network)
 
 
 class LayerGeometries(dict[str, LayerGeometry]):
@@ -200,6 +163,17 @@ class LayerGeometries(dict[str, LayerGeometry]):
 
 def sparse_layers(network: Network) -> LayerGeometries:
     """The layers that can hold few weights: those with a selected weight that no other layer shares, without hooks."""
+    layers = _held_layers(network)
+    if not layers:
+        raise ValueError(
+            "the network has no linear or convolutional layer (nn.Linear, nn.Conv1d, nn.Conv2d and what computes as "
+            "they do; padded alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) "
+            "that could be made sparse or Bayesian"
+        )
+    return LayerGeometries(layers, _first_layer(network))
+
+
+def _held_layers(network: Network) -> dict[str, LayerGeometry]:
     modules = [module for _, module in network.module.named_modules(remove_duplicate=False)]
     owners = [id(p) for module in network.module.modules() for p in module.parameters(recurse=False)]
     layers = {}
@@ -209,23 +183,42 @@ def sparse_layers(network: Network) -> LayerGeometries:
         hooked = module._forward_hooks or module._forward_pre_hooks
         if weight_name(name) in network.names and alone and not hooked:
             layers[name] = geometry
-    if not layers:
+    return layers
+
+
+def _first_layer(network: Network) -> str:
+    """The name of the first linear or convolutional layer, of any padding, a transposed one or a subclass too."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    return next((name for name, module in network.module.named_modules() if isinstance(module, kinds)), "")
+
+
+def stored_counts(network: Network, counts: Mapping[str, int]) -> Tensor:
+    """How many weights there are of each of `all_weights`, as files have it: it ends where none follow."""
+    numbers = [counts.get(name, 0) for name in all_weights(network)]
+    last = max((place for place, number in enumerate(numbers, 1) if number), default=0)
+    return torch.tensor(numbers[: max(last, len(plain_layers(network)))], dtype=torch.int64)
+
+
+def inferred_weights(network: Network) -> LayerGeometries:
+    """The layers of `sparse_layers`, and every other weight that can be drawn, by its parameter's name."""
+    layers = _held_layers(network)
+    drawn = drawn_weights(network, {weight_name(name) for name in layers})
+    if not layers and not drawn:
         raise ValueError(
-            "the network has no linear or convolutional layer (nn.Linear, nn.Conv1d, nn.Conv2d, not subclasses; padded "
-            "alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) that could be "
-            "made sparse or Bayesian"
+            "none of the selected parameters is a weight that is multiplied with what goes through the network: "
+            "embeddings, tokens, biases and norm layers have no variational posterior; select others with parameters="
         )
-    kinds = (nn.Linear, nn.modules.conv._ConvNd)  # of any padding, transposed ones and subclasses too
-    return LayerGeometries(
-        layers, next(name for name, module in network.module.named_modules() if isinstance(module, kinds))
-    )
+    first = _first_layer(network)
+    return LayerGeometries(layers | drawn, first if first in layers else weight_name(first))
 
 
-def left_out(network: Network, layers: dict[str, LayerGeometry]) -> list[str]:
-    """Names of the selected weights of two axes or more that stay deterministic."""
+def left_out(network: Network, weights: Mapping[str, LayerGeometry]) -> tuple[list[str], list[str]]:
+    """Names of the selected weights that stay deterministic: those that could be drawn, and other ones of two axes."""
     parameters = dict(network.module.named_parameters())
-    inside = {weight_name(name) for name in layers}
-    return [name for name in network.names if parameters[name].ndim > 1 and name not in inside]
+    inside = {parameter_name(name, geometry) for name, geometry in weights.items()}
+    outside = [name for name in network.names if parameters[name].ndim > 1 and name not in inside]
+    drawn = drawn_weights(network)
+    return [name for name in outside if name in drawn], [name for name in outside if name not in drawn]
 
 
 class Substitute:
@@ -239,9 +232,13 @@ class Substitute:
 
     def __init__(self, network: Network, layout: WeightLayout, rest: Params) -> None:
         self.network = network.with_fixed({})
-        self.layers: dict[str, SparseLayer] = {}
+        self.layers: dict[str, SparseLayer | DrawnWeight] = {}
         module = self.network.module
+        parameters = dict(module.named_parameters())
         for name, geometry in layout.geometries.items():
+            if geometry.drawn:
+                self.layers[name] = DrawnWeight(module, parameters[name], geometry)
+                continue
             parent, _, child = name.rpartition(".")
             layer = SparseLayer(module.get_submodule(name), geometry)
             if name:
@@ -249,7 +246,9 @@ class Substitute:
             else:
                 module = self.network.module = layer
             self.layers[name] = layer
-        inside = {weight_name(name) for name in layout.geometries}
+        inside = {parameter_name(name, geometry) for name, geometry in layout.geometries.items()}
+        if next(module.parameters(), None) is None:  # its device and type are asked of its parameters
+            module.register_parameter("place", nn.Parameter(next(iter(self.layers.values())).place))
         self.network.names = tuple(name for name in network.names if name not in inside)
         targets = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
@@ -270,14 +269,18 @@ class Substitute:
         for name, part in self.layout.split(values):
             layer = self.layers[name]
             shape = layer.geometry.shape if layer.pattern is None else part.shape
-            layer.values = part.view(shape)
-            layer.variance = None if spread is None else spread[name].view(shape)
+            layer.tell(part.view(shape), None if spread is None else spread[name].view(shape))
 
     def use_joined(self, values: Tensor, variance: Tensor | None = None) -> None:
         """Set whole weights of all layers, as `WeightLayout.joined` makes them, wherever the layout has weights."""
         spread = None if variance is None else dict(self.layout.split_joined(variance))
         for name, part in self.layout.split_joined(values):
-            self.layers[name].values, self.layers[name].variance = part, None if spread is None else spread[name]
+            self.layers[name].tell(part, None if spread is None else spread[name])
+
+    def forget(self, nothing: Tensor) -> None:
+        """Let go of all weights."""
+        for layer in self.layers.values():
+            layer.forget(nothing)
 
     def collect(self, collectors: dict[str, Collector]) -> None:
         """Set the functions that get the gradients of whole weights, by layer; layers without one give none."""
@@ -313,7 +316,7 @@ class Substitute:
 
 def substitute_and_means(network: Network, params: Params, layout: WeightLayout) -> tuple[Substitute, Tensor]:
     """A network with sparse layers, and its first means [size]: the start's, larger where fewer inputs are added up."""
-    means = layout.gathered({name: params[weight_name(name)] for name in layout.counts})
+    means = layout.gathered({name: params[parameter] for name, parameter in layout.parameter_names().items()})
     for name, part in layout.split(means):
         part *= math.sqrt(layout.geometries[name].size / layout.counts[name])
     return Substitute(network, layout, params), means

@@ -12,12 +12,17 @@ from caveat.engine.run import Run
 from caveat.engine.sparse.kernels import LayerGeometry, Pattern
 from caveat.network import Params
 
-__all__ = ["ActiveWeights", "WeightLayout", "column_indices", "random_layout", "weight_name"]
+__all__ = ["ActiveWeights", "WeightLayout", "column_indices", "parameter_name", "random_layout", "weight_name"]
 
 
 def weight_name(layer: str) -> str:
     """The name of a layer's weight among the module's parameters; a layer that is the module itself is called ""."""
     return f"{layer}.weight".removeprefix(".")
+
+
+def parameter_name(key: str, geometry: LayerGeometry) -> str:
+    """The name of a weight among the module's parameters, by what a layout calls it: its layer, or its own name."""
+    return key if geometry.drawn else weight_name(key)
 
 
 def column_indices(geometry: LayerGeometry, columns: Tensor) -> Tensor:
@@ -49,6 +54,10 @@ class WeightLayout:
         parts = dict(zip(sparse, self.indices.split([self.counts[name] for name in sparse]), strict=True))
         return {name: parts.get(name) for name in self.counts}
 
+    def parameter_names(self) -> dict[str, str]:
+        """The names of the weights among the module's parameters."""
+        return {key: parameter_name(key, self.geometries[key]) for key in self.counts}
+
     def patterns(self) -> dict[str, Pattern | None]:
         """The flat indices as patterns, which sparse layers take; None for a dense layer."""
         return {
@@ -74,7 +83,7 @@ class WeightLayout:
         weights = {}
         for name, part in self.split(flat):
             pattern = patterns[name]
-            weights[weight_name(name)] = (
+            weights[parameter_name(name, self.geometries[name])] = (
                 part.view(self.geometries[name].shape) if pattern is None else pattern.whole(part)
             )
         return weights

@@ -17,7 +17,7 @@ Called by SSVI, MeanFieldVI, RigL, by the three methods that prune by noise, by 
 """
 
 from caveat.engine.variational.bound import gaussian_kl, kl_weight_for, std_rate_for, warm_up
-from caveat.engine.variational.fit_report import layer_info, std_diagnostics
+from caveat.engine.variational.fit_report import held_by, layer_info, std_diagnostics
 from caveat.engine.variational.layer_posterior import (
     LayerPrediction,
     LayerPredictor,
@@ -61,6 +61,7 @@ __all__ = [
     "WeightExchange",
     "check_layers",
     "gaussian_kl",
+    "held_by",
     "kl_weight_for",
     "layer_info",
     "log_alpha",

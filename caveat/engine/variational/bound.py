@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caveat.engine.sparse import WeightLayout, weight_name
+from caveat.engine.sparse import WeightLayout
 from caveat.engine.training import BatchPart
 from caveat.network import Network
 from caveat.priors import gaussian_precisions
@@ -41,8 +41,8 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, precision: Tensor, variance: Tens
 def precisions(network: Network, layout: WeightLayout) -> Tensor:
     """The prior precision of each weight of a layout, [size], or one number for all."""
     parameters = dict(network.module.named_parameters())
-    layers = {weight_name(name): name for name in layout.counts}
-    by_weight = gaussian_precisions(network.prior, {weight: parameters[weight] for weight in layers})
+    names = layout.parameter_names()
+    by_weight = gaussian_precisions(network.prior, {weight: parameters[weight] for weight in names.values()})
     if by_weight is None:
         raise ValueError(
             f"variational layers need a Gaussian prior, for its KL divergence in closed form, and this one is "
@@ -51,7 +51,7 @@ def precisions(network: Network, layout: WeightLayout) -> Tensor:
     values = [*by_weight.values()]
     if all(value.ndim == 0 and value == values[0] for value in values):
         return values[0]
-    by_layer = {name: by_weight[weight] for weight, name in layers.items()}
+    by_layer = {name: by_weight[weight] for name, weight in names.items()}
     return layout.gathered({name: p.expand(layout.geometries[name].shape) for name, p in by_layer.items()})
 
 

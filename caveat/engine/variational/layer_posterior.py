@@ -1,10 +1,10 @@
 """A posterior over the active weights of layers: what it keeps, and its predictions by passes through sparse layers.
 
 On disk, the group "active" has flat tensors: `mean`, `log_std` (none for points), `indices` (int32, of the layers that
-are neither dense nor given by columns) and `counts` of all plain linear and convolutional layers, 0 for those that are
-points. A linear layer that has lost whole inputs has, in place of indices, `columns/<layer>`: the inputs that it still
-reads. "rest" has every other parameter and the buffers, "hyper" what the likelihood learned, "noise" the numbers that
-multiply whole units, "slices" the channels of a narrow network.
+are neither dense nor given by columns) and `counts` of all linear and convolutional layers and then of parameters that
+are drawn, 0 for those that are points. A linear layer that has lost whole inputs has, in place of indices,
+`columns/<layer>`: the inputs that it still reads. "rest" has every other parameter and the buffers, "hyper" what the
+likelihood learned, "noise" the numbers that multiply whole units, "slices" the channels of a narrow network.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
 from caveat.engine.predictors import PIECE_ROWS, Replicas, WeightDraws
-from caveat.engine.sparse import LayerGeometry, Substitute, WeightLayout, column_indices, plain_layers, weight_name
+from caveat.engine.sparse import (
+    LayerGeometry,
+    SparseLayer,
+    Substitute,
+    WeightLayout,
+    all_weights,
+    column_indices,
+    parameter_name,
+)
 from caveat.engine.state_checks import (
     buffers_like,
     check_hyper,
@@ -58,7 +66,7 @@ class LayerState:
 
     mean: Tensor  # [size]: means, or points, of the active weights of all layers
     indices: Tensor  # int32: flat indices of the weights of layers that are neither dense nor given by columns
-    counts: Tensor  # [layers]: how many active weights each plain layer has; 0 for a layer of points
+    counts: Tensor  # int64: how many active weights there are of each of `all_weights`, as far as there are any
     rest: Params  # every other parameter, and the buffers
     hyper: Hyper
     log_std: Tensor | None = None  # [size]; None for points
@@ -105,26 +113,33 @@ class LayerState:
         if learned is None:
             check_hyper(self.hyper, wide)
         network = self._checked_network(wide)
-        layers = plain_layers(network)
-        check_tensor("active/counts", self.counts, (len(layers),), (torch.int64,))
+        layers = all_weights(network)
+        check_tensor("active/counts", self.counts, (min(len(self.counts), len(layers)),), (torch.int64,))
         weights, buffers = network_tensors(network)
-        counts = dict(zip(layers, self.counts.tolist(), strict=True))
+        counts = self._counts(layers)
+        names = {name: parameter_name(name, geometry) for name, geometry in layers.items()}
         for name, count in counts.items():
-            if not 0 <= count <= layers[name].size or (count and weight_name(name) not in weights):
-                raise CorruptFile(f"active/counts has {count} weights of the layer {name!r}")
+            if not 0 <= count <= layers[name].size or (count and names[name] not in weights):
+                raise CorruptFile(f"active/counts has {count} weights of {name!r}")
+        held = [names[name] for name, count in counts.items() if count]
+        if len(set(held)) < len(held):
+            raise CorruptFile("active/counts has the weights of a layer twice")
         size = sum(counts.values())
         kinds = (network.dtype,) if size else (network.dtype, torch.float32)  # nothing is of any type
         check_tensor("active/mean", self.mean, (size,), kinds)
         if self.log_std is not None:  # of what is not there the logarithm is minus infinity
             check_tensor("active/log_std", self.log_std, (size,), (network.dtype,), logarithm=True)
         self._check_places(counts, layers)
-        rest = {
-            name: like for name, like in weights.items() if name not in {weight_name(n) for n in counts if counts[n]}
-        }
+        rest = {name: like for name, like in weights.items() if name not in held}
         rest |= buffers_like(self.rest, buffers)
         check_like("rest", self.rest, rest)
         if self.units is not None:
-            self.units.check({name: layers[name].shape[1] for name in counts})
+            self.units.check({name: layers[name].shape[1] for name in counts if not layers[name].drawn})
+
+    def _counts(self, weights: Mapping[str, LayerGeometry]) -> dict[str, int]:
+        """How many of each tensor's weights are active; a file ends its counts where none follow."""
+        counts = self.counts.tolist()
+        return dict(zip(weights, counts + [0] * (len(weights) - len(counts)), strict=True))
 
     def _check_places(self, counts: dict[str, int], layers: Mapping[str, LayerGeometry]) -> None:
         """Refuse places that are not some of each sparse layer's weights."""
@@ -161,8 +176,8 @@ class LayerState:
 
     def layout(self, network: Network) -> WeightLayout:
         """Where the weights are in their network, which is `self.network(wide)`."""
-        layers = plain_layers(network)
-        counts = {name: n for name, n in zip(layers, self.counts.tolist(), strict=True) if n}
+        layers = all_weights(network)
+        counts = {name: n for name, n in self._counts(layers).items() if n}
         geometries = {name: layers[name] for name in counts}
         sparse = [name for name, n in counts.items() if n < geometries[name].size]
         single = iter(self.indices.split([counts[name] for name in sparse if name not in self.columns]))
@@ -277,16 +292,22 @@ def module_at(state: LayerState, wide: Network, rng: torch.Generator | None) -> 
     network = state.network(wide)
     layout = state.layout(network)
     parts = dict(layout.split(state.values(layout, rng)))
+    places = layout.indices_of()
+    few = [name for name, geometry in layout.geometries.items() if places[name] is not None and not geometry.drawn]
     sparse = WeightLayout(
-        {name: geometry for name, geometry in layout.geometries.items() if not layout.is_dense(name)},
-        {name: count for name, count in layout.counts.items() if not layout.is_dense(name)},
-        layout.indices,
+        {name: layout.geometries[name] for name in few},
+        {name: layout.counts[name] for name in few},
+        torch.cat([layout.indices[:0], *(indices for name in few if (indices := places[name]) is not None)]),
     )
-    dense = {weight_name(n): parts[n].view(g.shape) for n, g in layout.geometries.items() if layout.is_dense(n)}
+    names, patterns, dense = layout.parameter_names(), layout.patterns(), dict[str, Tensor]()
+    for name in layout.counts.keys() - sparse.counts.keys():
+        pattern, part = patterns[name], parts[name]
+        dense[names[name]] = part.view(layout.geometries[name].shape) if pattern is None else pattern.whole(part)
     if not sparse.counts:
         return network.with_fixed(state.rest | dense).module
     substitute = Substitute(network, sparse, state.rest | dense)
     substitute.use(torch.cat([parts[name] for name in sparse.counts]))
     for layer in substitute.layers.values():
+        assert isinstance(layer, SparseLayer)
         layer.settle()
     return substitute.network.module

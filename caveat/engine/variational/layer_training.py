@@ -26,7 +26,7 @@ from caveat.engine.sparse import (
     StepBatch,
     Substitute,
     WeightLayout,
-    plain_layers,
+    stored_counts,
 )
 from caveat.engine.training import (
     BatchPart,
@@ -63,7 +63,7 @@ class Trained:
 
     def state(self, network: Network, slices: Params | None = None) -> LayerState:
         """What a posterior keeps; `network` is the one that was trained, `slices` say which channels it has."""
-        counts = torch.tensor([self.layout.counts.get(name, 0) for name in plain_layers(network)])
+        counts = stored_counts(network, self.layout.counts)
         return LayerState(
             self.mean, self.layout.indices, counts, self.rest, self.hyper, self.log_std, slices=slices or {}
         )
@@ -297,6 +297,7 @@ class LayerTraining:
         layout = self.substitute.layout
         collectors = {n: layer.collect for n, layer in self.substitute.layers.items() if layer.collect is not None}
         self.substitute.collect({})  # or the pass would be compiled once more, for steps that look
+        self.substitute.forget(self._nothing)
         whole = layout.joined(mean)
 
         def look(gradient: Tensor) -> None:
@@ -312,8 +313,7 @@ class LayerTraining:
         """The pass to be compiled: layers forget their weights, which would otherwise be outputs of the graph too."""
         self.substitute.use_joined(mean, variance)
         outputs = self.substitute.network.training_pass(x)
-        for layer in self.substitute.layers.values():
-            layer.forget(self._nothing)
+        self.substitute.forget(self._nothing)
         return outputs
 
     def _pass_at_the_means(self, x: Inputs, y: Tensor, part: BatchPart) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from caveat.batches import Inputs, count_rows
 from caveat.engine.run import Run
-from caveat.engine.sparse import Substitute
+from caveat.engine.sparse import SparseLayer, Substitute
 from caveat.engine.training import (
     BatchPart,
     Moments,
@@ -194,5 +194,7 @@ def scale_inputs(substitute: Substitute, units: Units) -> Callable[[Tensor], Non
         return multiply
 
     for name in of_inputs:
-        substitute.layers[name].register_forward_pre_hook(hook(name))
+        layer = substitute.layers[name]
+        assert isinstance(layer, SparseLayer)  # units are of layers that are called
+        layer.register_forward_pre_hook(hook(name))
     return lambda numbers: factors.update(factors_of(numbers, of_inputs))

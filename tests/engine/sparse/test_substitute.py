@@ -1,7 +1,9 @@
 """Sparse layers: the moments of what they draw, which layers there are, and where their weights lie."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,17 +11,20 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Network
+from caveat.engine.sparse.held_weights import TINY, drawn_weights
 from caveat.engine.sparse.kernels import LayerGeometry, Pattern
 from caveat.engine.sparse.substitute import (
-    _TINY,
     SparseLayer,
     Substitute,
     _Draw,
+    all_weights,
     dense_pair,
+    inferred_weights,
     left_out,
     sparse_layers,
 )
 from caveat.engine.sparse.weight_layout import WeightLayout
+from caveat.engine.variational import LayerState
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 5), (6,)),
@@ -160,21 +165,27 @@ class Mixed(nn.Module):
         return self.last(self.normed(self.frozen(self.bilinear(h, h))))
 
 
-NOT = ("tied.weight", "shared.weight", "hooked.weight", "watched.weight", "attention.in_proj_weight")
-NEITHER = ("attention.out_proj.weight", "transposed.weight", "volume.weight", "circular.weight", "bilinear.weight")
+DRAWN = ["tied.weight", "shared.weight", "hooked.weight", "watched.weight", "attention.in_proj_weight"]
+DRAWN += ["transposed.weight", "volume.weight", "circular.weight", "bilinear.weight"]
+DRAWN += ["normed.parametrizations.weight.original1"]
+MAGNITUDES = "normed.parametrizations.weight.original0"
 
 
-def test_layers_that_cannot_be_sparse_are_left_as_they_are() -> None:
+def test_weights_that_layers_cannot_hold_are_drawn() -> None:
     whole = network(Mixed())
     layers = sparse_layers(whole)
-    assert list(layers) == ["first", "last"]
-    outside = left_out(whole, layers)
-    assert set(outside) >= {*NOT, *NEITHER}
-    assert not any(name.startswith(("frozen", "first", "last")) for name in outside)
+    assert list(layers) == ["first", "last", "attention.out_proj"]
+    assert left_out(whole, layers) == (DRAWN, [MAGNITUDES])
+    weights = inferred_weights(whole)
+    assert list(weights) == [*layers, *DRAWN]
+    assert left_out(whole, weights) == ([], [MAGNITUDES])
+    drawn = [*drawn_weights(whole)]
+    assert [*all_weights(whole)][-len(drawn) :] == drawn
+    assert set(drawn) == {*DRAWN, "first.weight", "last.weight", "attention.out_proj.weight"}
 
 
 @pytest.mark.parametrize("method", [caveat.MeanFieldVI, caveat.SSVI, caveat.RigL])
-def test_what_is_left_out_is_said_and_trained_as_a_point(method: type) -> None:
+def test_every_matrix_has_a_posterior_and_what_has_none_is_said(method: type, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Mixed()
     x = torch.randn(24, 4)
@@ -183,22 +194,54 @@ def test_what_is_left_out_is_said_and_trained_as_a_point(method: type) -> None:
     sparse = {} if method is caveat.MeanFieldVI else {"density": 0.5, "interval": 2}
     posterior = caveat.fit(task, method(training=training, **sparse), progress=False)
     (said,) = [w for w in posterior.info.warnings if "stay without a posterior" in w]
-    assert said.startswith("tied.weight, shared.weight, hooked.weight")
-    assert "and others" in said
+    assert said.startswith(f"{MAGNITUDES} stay")
     treatments = {entry["layer"]: entry["treatment"] for entry in posterior.info.coverage}
     assert treatments["frozen"] == "fixed"
-    assert {treatments[name] for name in ("tied", "shared", "hooked", "watched", "circular", "volume")} == {"point"}
-    assert ("all weights" if method is caveat.MeanFieldVI else "16 of 32 weights; bias a point") in treatments["first"]
-    assert not torch.equal(posterior.state["rest"]["tied.weight"], module.tied.weight), "it is trained"
+    kind = "point" if method is caveat.RigL else "Gaussian"
+    share = "all weights" if method is caveat.MeanFieldVI else "32 of 64 weights"
+    for name in ("tied", "shared", "hooked", "watched"):
+        assert treatments[name] == f"{kind}, {share}; bias a point"
+    assert treatments["attention"].startswith(kind)
+    draw = next(posterior.sample(1, seed=3))
+    assert {"first.weight", "tied.weight", "volume.weight", "attention.in_proj_weight"} <= draw.keys()
     assert "frozen.weight" not in posterior.state["rest"]
-    assert {"first.weight", "last.weight", "tied.weight", "volume.weight"} <= next(posterior.sample(1)).keys()
+    samples = posterior.predict(x, draws=1, seed=3).samples[0]
+    torch.testing.assert_close(samples, posterior.network(draw, x).softmax(-1))
+    posterior.save(tmp_path / "posterior")
+    other = Mixed()
+    other.first.register_forward_hook(lambda *_: None)  # hooks of another kind do not change which weights are whose
+    loaded = caveat.load(tmp_path / "posterior", other)
+    assert torch.equal(loaded.predict(x, seed=1).samples, posterior.predict(x, seed=1).samples)
+
+
+def test_files_of_before_weights_were_drawn_are_read(tmp_path: Path) -> None:
+    """Their counts are of torch's own layers alone, and everything else is a point."""
+    torch.manual_seed(0)
+    module = Attending()
+    x = torch.randn(20, 4)
+    task = caveat.Task(module, (x, (x[:, 0] > 0).long()), caveat.Categorical())
+    posterior = caveat.fit(task, caveat.MeanFieldVI(training=caveat.Training(epochs=1)), progress=False)
+    assert len(posterior.state["active"]["counts"]) > 5
+    layout = LayerState.of(posterior.state).layout(posterior.network)
+    whole = layout.whole(posterior.state["active"]["mean"])
+    kept = ["embed", "block.linear1", "block.linear2", "head"]
+    old = WeightLayout({n: layout.geometries[n] for n in kept}, {n: layout.counts[n] for n in kept}, layout.indices)
+    mean = old.gathered({n: whole[f"{n}.weight"] for n in kept})
+    rest = {name: value for name, value in whole.items() if name.removesuffix(".weight") not in kept}
+    active = {"mean": mean, "indices": layout.indices, "counts": torch.tensor([*old.counts.values()])}
+    active["log_std"] = torch.full_like(mean, -30.0)
+    state = posterior.state | {"active": active, "rest": posterior.state["rest"] | rest}
+    dataclasses.replace(posterior, state=state).save(tmp_path / "posterior")
+    loaded = caveat.load(tmp_path / "posterior", Attending())
+    at_means = posterior.network(posterior.state["rest"] | whole, x).softmax(-1)
+    torch.testing.assert_close(loaded.predict(x, draws=1).samples[0], at_means)
 
 
 def test_a_parameter_filter_keeps_layers_out() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2))
     assert list(sparse_layers(network(module, parameters="2.*"))) == ["2"]
     assert list(sparse_layers(network(module, parameters=("0.weight", "3.*")))) == ["0", "3"]
-    assert left_out(network(module, parameters="2.*"), {}) == ["2.weight"]
+    assert left_out(network(module, parameters="2.*"), {}) == (["2.weight"], [])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +351,7 @@ def test_a_draw_has_the_gradients_of_its_formula() -> None:
     mean, variance, noise = (torch.rand(3, 4, dtype=torch.float64) for _ in range(3))
     inputs = (mean.requires_grad_(), variance.requires_grad_())
     assert torch.autograd.gradcheck(lambda m, v: _Draw.apply(m, v, noise), inputs)
-    torch.testing.assert_close(_Draw.apply(mean, variance, noise), mean + (variance + _TINY).sqrt() * noise)
+    torch.testing.assert_close(_Draw.apply(mean, variance, noise), mean + (variance + TINY).sqrt() * noise)
     at_zero = torch.zeros(3, 4, requires_grad=True)
     (found,) = torch.autograd.grad(_Draw.apply(mean.float(), at_zero, noise.float()).sum(), at_zero)
     assert found.isfinite().all()

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import caveat
 from caveat import Network
 from caveat.engine.sparse import Substitute, WeightLayout, sparse_layers
-from caveat.engine.sparse.substitute import _TINY
+from caveat.engine.sparse.held_weights import TINY
 from caveat.engine.sparse.weight_reads import WeightRead
 
 
@@ -59,7 +59,7 @@ def test_the_bound_has_the_gradients_of_a_dense_reference(share: float) -> None:
     drawn = values if places is None else drawn.scatter(0, places.long(), values)
     h, whole = F.linear(x, drawn.view(4, 5), module.read.bias), layout.whole(mean)["called.weight"]
     spread = h.square() @ layout.whole(log_std.exp().square())["called.weight"].T
-    outputs = h @ whole.T + module.called.bias + (spread + _TINY).sqrt() * of_outputs + (x @ drawn.view(4, 5).T)[:, :3]
+    outputs = h @ whole.T + module.called.bias + (spread + TINY).sqrt() * of_outputs + (x @ drawn.view(4, 5).T)[:, :3]
     expected = torch.autograd.grad(outputs.square().sum(), (mean, log_std))
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
 
