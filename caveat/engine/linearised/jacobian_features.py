@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs, count_rows, slices
+from caveat.batches import Inputs, count_rows, map_tensors, slices
 from caveat.engine.cost import free_bytes
 from caveat.engine.linear_model import NoisePrecision, apply_factor
 from caveat.engine.row_gradients import Jacobian, Plans
@@ -50,6 +50,7 @@ class NetworkFeatures:
         float16: make convolutions and products of matrices in float16.
         programs: programs that were traced before, and where new ones are kept.
         row_numbers: numbers that the noise of a row takes beside its tangents.
+        padded: fill blocks with copies of their first row up to a power of two, so that few shapes need tracing.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class NetworkFeatures:
         float16: bool = False,
         programs: Programs | None = None,
         row_numbers: int = 0,
+        padded: bool = False,
     ) -> None:
         refuse_inference_mode()
         self.network, self.params, self.float16 = network, params, float16
@@ -91,7 +93,7 @@ class NetworkFeatures:
         wanted = max(1, numbers // (8 * each), min(enough, numbers // each))
         kept = 3 * facts.activations  # by a pass of autograd's, the one back, and that of the products
         self.most_rows = max(1, min(self.most_rows, _PASS_NUMBERS[self.device.type] // kept))
-        self.traced = self.rows > FEW_ROWS
+        self.traced, self.padded = self.rows > FEW_ROWS, padded
         self.block_rows = block_rows or min(wanted, self.most_rows)
         self.norm = torch.cat([params[name].flatten() for name in self.names]).norm().clamp_min(1e-30)
         self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
@@ -110,7 +112,13 @@ class NetworkFeatures:
 
     def products(self, x: Inputs) -> Products:
         """The way to products for rows of this shape."""
-        return self._programs.products(self.general, self.params, x) if self.traced else self.general
+        traced = self.traced and count_rows(x) > FEW_ROWS
+        return self._programs.products(self.general, self.params, x) if traced else self.general
+
+    def filled(self, rows: int) -> int:
+        """How many rows a block of so many is given."""
+        worth_it = self.padded and rows > FEW_ROWS and not self._programs.why_not
+        return min(1 << (rows - 1).bit_length(), max(self.block_rows, rows)) if worth_it else rows
 
     def way(self) -> dict[str, str]:
         """Which products ran, and why; for `info`."""
@@ -189,8 +197,12 @@ class NetworkBlock:
 
     def __init__(self, features: NetworkFeatures, index: Tensor, x: Inputs, targets: Tensor) -> None:
         self.index, self.x, self.targets = index, x, targets
-        self.features, self.at_once, self.products = features, features.at_once, features.products(x)
-        self.saved, self.outputs = self.products.run(x)  # outputs: [B, m]
+        self.features, self.at_once, self.rows = features, features.at_once, len(index)
+        self.beside = features.filled(self.rows) - self.rows
+        filled = _with_copies(x, self.beside) if self.beside else x
+        self.products = features.products(filled)
+        self.saved, outputs = self.products.run(filled)
+        self.outputs = outputs[: self.rows]  # [B, m]
         if features.float16 and not self.outputs.isfinite().all():
             row = int(index[(~self.outputs.isfinite()).any(1).nonzero()[0]])
             raise ValueError(
@@ -200,10 +212,12 @@ class NetworkBlock:
 
     def forward(self, z: Tensor) -> Tensor:
         """J z, [K, d] -> [K, B, m]."""
-        return torch.cat([self._pushed(part) for part in z.split(self.at_once)])
+        return torch.cat([self._pushed(part) for part in z.split(self.at_once)])[:, : self.rows]
 
     def backward(self, v: Tensor) -> Tensor:
         """J^T v, [K, B, m] -> [K, d]."""
+        if self.beside:
+            v = torch.cat([v, v.new_zeros(len(v), self.beside, v.shape[2])], 1)
         parts = [self._pulled(part) for part in v.split(self.at_once)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -216,6 +230,11 @@ class NetworkBlock:
         if not self.features.float16:
             return self.products.pull(self.saved, v)
         return _in_range(lambda v: self.products.pull(self.saved, v), v, v.abs().amax((1, 2)))
+
+
+def _with_copies(x: Inputs, count: int) -> Inputs:
+    """The rows, and so many copies of the first."""
+    return map_tensors(lambda t: torch.cat([t, t[:1].expand(count, *t.shape[1:])]) if t.ndim else t, x)
 
 
 def _in_range(product: Callable[[Tensor], Tensor], given: Tensor, size: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class SamplePredictor:
         if not count_rows(x):
             outputs = network(self._state.params, move(x, network.device))
             return outputs, outputs.expand(len(chosen), *outputs.shape)
-        features = NetworkFeatures(network, self._state.params, InputRows(x), programs=self._programs)
+        features = NetworkFeatures(network, self._state.params, InputRows(x), programs=self._programs, padded=True)
         mean: Tensor | None = None
         products: dict[int, Tensor] = {}
         for numbers, samples in self._state.some(chosen, self._at_once):

@@ -285,6 +285,26 @@ def test_a_network_is_traced_once_for_each_shape_and_its_weights(monkeypatch: py
     assert len(traced) == 4, "further shapes go by autograd"
 
 
+@pytest.mark.usefixtures("many_rows")
+def test_numbers_of_rows_share_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[int] = []
+    real = choice.Program
+    monkeypatch.setattr(choice, "Program", lambda *a: (traced.append(1), real(*a))[1])
+    module, _ = CASES["perceptron"]()
+    network, x, programs = network_of(module), torch.randn(8, 4).double(), Programs()
+    params = network.params()
+    J = dense_jacobian(network, network.names, x)
+    z, v = torch.randn(K, J.shape[2]).double(), torch.randn(K, 8, 3).double()
+    for count in (5, 6, 7, 8):
+        rows = Rows((x[:count], torch.zeros(count, dtype=torch.long)))
+        features = NetworkFeatures(network, params, rows, programs=programs, padded=True)
+        (block,) = features.blocks()
+        torch.testing.assert_close(block.forward(z), torch.einsum("bmd,kd->kbm", J[:count], z))
+        torch.testing.assert_close(block.backward(v[:, :count]), torch.einsum("bmd,kbm->kd", J[:count], v[:, :count]))
+        torch.testing.assert_close(block.outputs, network(params, x[:count]))
+    assert len(traced) == 1
+
+
 def test_few_rows_are_not_traced() -> None:
     module, x = CASES["perceptron"]()
     features = features_of(module, x)
