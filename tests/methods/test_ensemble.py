@@ -96,6 +96,22 @@ def test_each_member_has_its_own_temperature_and_noise() -> None:
     torch.testing.assert_close(variances, expected[:, None].expand_as(variances).to(variances))
 
 
+@pytest.mark.parametrize("kind", ["points", "map", "swag", "ssvi"])
+def test_an_ensemble_is_a_module(kind: str) -> None:
+    posterior, x = caveat.fit(task(), ensemble(kind), progress=False), inputs(7)
+    module, expected = posterior.module(draws=6, seed=2), posterior.predict(x, draws=6, seed=2)
+    found = module(x)
+    for name in ("aleatoric", "epistemic"):
+        torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["mean"], expected.probs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_ensemble_of_what_is_no_average_over_weights_has_no_module() -> None:
+    posterior = caveat.fit(task(), Ensemble(of=caveat.Laplace(), members=2, training=POINTS), progress=False)
+    with pytest.raises(TypeError, match="no average over draws of the weights"):
+        posterior.module(draws=4)
+
+
 @pytest.mark.parametrize("joint", [False, True])
 def test_moments_are_those_of_the_mixture(joint: bool) -> None:
     posterior, x = caveat.fit(task(), ensemble("laplace"), progress=False), inputs(3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.predictors import Predictor, pick
+from caveat.engine.predictors import Fixing, Predictor, WeightDraws, pick
 from caveat.likelihoods import Hyper
 from caveat.network import Params
 from caveat.storage import CorruptFile, State
@@ -56,6 +56,16 @@ class MixturePredictor:
         outputs = torch.cat([part[0] for part in parts])
         return outputs, _common_hyper([(hyper, share) for _, hyper, share in parts])
 
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
+        """The draws that `outputs` makes; raises a TypeError where those of a member are not of weights."""
+        assert n is not None  # predictions of a mixture are made with draws
+        forms = [(_weight_draws(member, share, rng, example), share) for member, share in self._shares(n, rng)]
+        hyper = _common_hyper([(form.hyper, share) for form, share in forms])
+        each = {name: hyper.pop(name) for name, value in list(hyper.items()) if value.ndim > _axes(name)}
+        draws = [draw for form, _ in forms for draw in form.members]
+        own = [{f"hyper/{name}": stack[number] for name, stack in each.items()} for number in range(len(draws))]
+        return WeightDraws([(network, own[m] | params) for m, (network, params) in enumerate(draws)], hyper)
+
     def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor] | None:
         """Mean [B, ...] and covariance of the outputs, [B, D, D] or joint; None where a member has none."""
         moments = [member.moments(x, joint) for member in self._members]
@@ -69,12 +79,27 @@ class MixturePredictor:
         return mean, covariances.mean(0) + between
 
 
+def _weight_draws(member: Predictor, share: int, rng: torch.Generator, example: Inputs) -> WeightDraws:
+    form = member.fixed_form(share, rng, example) if isinstance(member, Fixing) else None
+    if not isinstance(form, WeightDraws):
+        raise TypeError(
+            "the members of this ensemble predict in a way that is no average over draws of the weights, so it has no "
+            "module: serve it with predict"
+        )
+    return form
+
+
+def _axes(name: str) -> int:
+    """How many axes an entry of the hyper has for one draw."""
+    return 0 if name == "temperature" else 1
+
+
 def _common_hyper(parts: Sequence[tuple[Hyper, int]]) -> Hyper:
     """The hyper of all draws: an entry as it is where all members have the same, else one for each draw."""
     names = dict.fromkeys(name for hyper, _ in parts for name in hyper)
     common: Hyper = {}
     for name in names:
-        base = 0 if name == "temperature" else 1  # axes of one draw's entry
+        base = _axes(name)
         values = [hyper[name] if name in hyper else torch.ones(()) for hyper, _ in parts]  # no temperature is 1
         if all(value.ndim == base and torch.equal(value, values[0]) for value in values):
             common[name] = values[0]
