@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types docs clean
+.PHONY: demo test lint types docs matrix clean
 
 demo: .venv/demo.ready
 	$(BIN)/caveat demo
@@ -22,8 +22,12 @@ types: .venv/test.ready
 docs: .venv/test.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Several versions of Python and torch, minutes for each; builds of torch with CUDA take 6 GB of disk at a time.
+matrix:
+	$(PYTHON) tests/version_matrix.py
+
 clean:
-	rm -rf .venv build site caveat-demo *.egg-info
+	rm -rf .venv .matrix build site caveat-demo *.egg-info
 
 .venv/demo.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from caveat.methods.variational_dropout import VariationalDropout as VariationalDropout
     from caveat.public import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FUNCTIONS = {"deploy", "evaluate"}  # public names that modules have too
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -60,19 +61,42 @@ def test_every_direct_dependency_is_pinned() -> None:
 
 def test_the_source_distribution_is_the_whole_repository(tmp_path: Path) -> None:
     """The docs and most of the tests were not in it."""
+    files = _copied(tmp_path / "tree")
+    _built("sdist", tmp_path)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert not files - packed
+
+
+def test_the_wheel_needs_no_compiler_and_brings_its_types(tmp_path: Path) -> None:
+    files = _copied(tmp_path / "tree")
+    _built("wheel", tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl"), "one for every system, with nothing compiled in it"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    assert "caveat/py.typed" in packed
+    assert {name for name in files if name.startswith("caveat/")} <= packed
+    assert not {name for name in packed if name.startswith(("tests/", "docs/")) or name.endswith((".so", ".pyd"))}
+
+
+def _copied(tree: Path) -> set[str]:
+    """The files of the repository, which are copied to a place where packages may be built."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     pytest.importorskip("setuptools")
     files = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
     for name in files:
-        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "tree" / name)
-    build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "tree", capture_output=True, check=True)
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames()}
-    assert not files - packed
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    return files
+
+
+def _built(kind: str, folder: Path) -> None:
+    """Build a source distribution or a wheel of the tree in a folder."""
+    build = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=folder / "tree", capture_output=True, check=True)
 
 
 def test_data_inside_the_package_come_with_their_licence() -> None:
