@@ -24,6 +24,7 @@ from caveat.bench.plan import AUGMENT, Cell, Choice, Experiment, evaluation_key,
 from caveat.bench.rows import row_scores
 from caveat.bench.tuning import chosen_candidate, fit_best
 from caveat.data import Conditions, DataSet
+from caveat.data.own import target_title
 from caveat.engine.distributed import current_ranks
 from caveat.engine.run import Info
 from caveat.evaluate import ReferenceSet, evaluate
@@ -118,6 +119,7 @@ def _score(
         folder=folder,
         label=f"{cell.label} seed {cell.seed}",
         class_names=tests.data.class_names,
+        target=target_title(tests.data),
         seed=cell.seed,
         progress=place.progress,
     )

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ class DateColumn:
 
     def encode(self, cells: Cells) -> tuple[list[Array], list[str]]:
         """The inputs, [N] each, and notes."""
-        middle = "" if self.fill is None else str(np.datetime64(0, "D") + int(self.fill))
+        middle = "" if self.fill is None else str(date(1970, 1, 1) + timedelta(days=int(self.fill)))
         columns, notes = _filled(self, cells, dates(cells, self.written), middle)
         angles = [2 * math.pi * columns[0] / _DAYS[cycle] for cycle in self.cycles]
         return [*columns, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))], notes
