@@ -1,8 +1,8 @@
 """`make matrix`: the contract tests, the README and the tutorial on several versions of Python and torch.
 
-Each combination has an environment of its own in `.matrix/`, into which the package is installed with what it needs. One
-that cannot be had (no such Python here, no such build of torch in the index) is skipped, and it is said. Builds of torch
-with CUDA take some 6 GB each; an environment is removed when its tests are done, unless --keep.
+Each combination has an environment of its own in `.matrix/`, into which the package is installed with what it needs.
+One that cannot be had (no such Python here, no such build of torch in the index) is skipped, and it is said. Builds of
+torch with CUDA take some 6 GB each; an environment is removed when its tests are done, unless --keep.
 
     python tests/version_matrix.py                          all
     python tests/version_matrix.py --only 3.10:2.6 --keep   one
