@@ -1,4 +1,4 @@
-"""`caveat demo`: every method on digits, in one table and one page."""
+"""`caveat demo`: what a posterior is worth on a small problem, in one table and one page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ __all__ = ["Demo"]
 
 @dataclass(frozen=True)
 class Demo(Verb):
-    """Fit every method to digits, score clean, rotated and out-of-distribution rows, print a table and write a page."""
+    """Fit a network's posterior in eight ways, three times each; print what each is worth and costs; write a page."""
 
     out: Path = Path("caveat-demo")  # folder for the results; one that the demo made before is replaced
 
     def run(self, common: Common) -> None:
         """Do it."""
-        from caveat.cli.digits_demo import run_demo
+        from caveat.cli.grainy_demo import run_demo
 
         table = run_demo(self.out, seed=common.seed, device=common.place(), progress=not common.quiet)
         page = self.out / "report.html"

@@ -1,4 +1,4 @@
-"""Data sets that need no download: three of scikit-learn's, and MNIST-1D, which is generated."""
+"""Data sets that need no download: three of scikit-learn's, one of them also with noise, and MNIST-1D."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 
 from caveat.data.dataset import Array, Arrays, DataSet, assemble, import_extra, random_split
 from caveat.data.download import cache_folder, write_npz
 from caveat.data.readers import read_npz
 
 DIGITS = tuple(str(digit) for digit in range(10))
+GRAIN = 6.0  # grey levels of 16: the standard deviation of the noise of grainy digits
+GRAINY_TRAINING_ROWS = 1000
 
 
 def digits(seed: int) -> DataSet:
@@ -21,6 +24,22 @@ def digits(seed: int) -> DataSet:
     x, y = import_extra("sklearn.datasets").load_digits(return_X_y=True)
     arrays = random_split(x.reshape(-1, 1, 8, 8), y, seed, stratify=True)
     return assemble("digits", arrays, "categorical", DIGITS, _provenance(seed), pixel_range=(0.0, 16.0))
+
+
+def grainy_digits(seed: int) -> DataSet:
+    """The same digits as a poor sensor sees them, so that no network can be sure of all of them: 1000 + 797 images.
+
+    Noise of standard deviation 6 is added to the 17 grey levels, and what leaves their range is cut off.
+    """
+    x, y = import_extra("sklearn.datasets").load_digits(return_X_y=True)
+    draws = torch.Generator().manual_seed(seed)
+    grain = GRAIN * torch.randn(x.shape, generator=draws, dtype=torch.float64).numpy()
+    order = torch.randperm(len(y), generator=draws).numpy()
+    seen = (x + grain).clip(0, 16).reshape(-1, 1, 8, 8)
+    train, test = order[:GRAINY_TRAINING_ROWS], order[GRAINY_TRAINING_ROWS:]
+    arrays = Arrays(seen[train], y[train], seen[test], y[test])
+    provenance = _provenance(seed) | {"noise": f"Gaussian, standard deviation {GRAIN:g} of 16 grey levels"}
+    return assemble("grainy_digits", arrays, "categorical", DIGITS, provenance, pixel_range=(0.0, 16.0))
 
 
 def breast_cancer(seed: int) -> DataSet:

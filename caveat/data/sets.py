@@ -24,7 +24,12 @@ from caveat.data.own_tables import Known, is_table
 from caveat.data.readers import read_npz
 from caveat.files import named_function, names_function, regular_file
 
-SPLIT_AT_RANDOM = {"digits": embedded.digits, "breast_cancer": embedded.breast_cancer, "diabetes": embedded.diabetes}
+SPLIT_AT_RANDOM = {
+    "digits": embedded.digits,
+    "grainy_digits": embedded.grainy_digits,
+    "breast_cancer": embedded.breast_cancer,
+    "diabetes": embedded.diabetes,
+}
 TOY_FILE = "toy_regression_bnn_hmc.npz"
 
 
@@ -32,6 +37,7 @@ def names() -> dict[str, str]:
     """The known data sets, with one line each."""
     return {
         "digits": "handwritten digits, 1797 grey 8 x 8, 10 classes; in scikit-learn",
+        "grainy_digits": "the same as a poor sensor sees them: 1000 + 797, with noise",
         "breast_cancer": "tumours, 569 x 30, malignant or benign; in scikit-learn",
         "diabetes": "progression of the disease, 442 x 10, regression; in scikit-learn",
         "mnist1d": "MNIST-1D, 4000 + 1000 signals of length 40, 10 classes; generated",

@@ -5,7 +5,7 @@ it, refuses a run whose chains have not mixed in function space (the largest spl
 rows is 1.015 or more), and keeps the predictions; `caveat/evaluate/fidelity/reference_set.py` describes the files. The
 same recipe, seed and versions give the same predictions, bit for bit.
 
-The package brings the one of digits.
+The package brings those of digits and of grainy digits.
 """
 
 import dataclasses
@@ -50,10 +50,11 @@ class ReferenceRecipe:
 
     source: str  # name of the data set
     likelihood: Likelihood
-    hidden: int  # units, with SiLU activations
+    hidden: int  # units
     n_outputs: int
     prior: Prior
     sampler: HMC
+    activation: type[nn.Module] = nn.SiLU  # of these units
     training_rows: int | None = None  # the first ones of the data set; all unless given
     rotations: tuple[int, ...] = ()  # degrees by which the test images are also rotated
     kept: int = 40  # draws of class probabilities that are stored, of each chain
@@ -63,7 +64,7 @@ class ReferenceRecipe:
         """The network and the rows that the reference is about; the seed draws the module's initial weights."""
         x, y = (tensor[: self.training_rows] for tensor in rows.train.tensors)
         with seeded(seed):
-            module = models.mlp(x[0].numel(), self.n_outputs, hidden=(self.hidden,), activation=nn.SiLU)
+            module = models.mlp(x[0].numel(), self.n_outputs, hidden=(self.hidden,), activation=self.activation)
         loader = DataLoader(TensorDataset(x, y), 64)
         return Task(module, loader, self.likelihood, self.prior, validation=self.validation)
 
@@ -77,9 +78,22 @@ class ReferenceRecipe:
 _SAMPLER = HMC(chains=4, length=400, jitter=0.2)
 _SMALL_STEPS = HMC(chains=4, length=400, jitter=0.2, step_size=0.01)  # a learned variance makes for steep places
 _LONG = HMC(chains=4, length=600, jitter=0.2)  # ten thousand predictions must all have mixed
+_LONGER = HMC(chains=4, length=1000, jitter=0.2)  # under a weak prior
 _PRIOR, _NUMBERS = GaussianPrior(precision=10.0), HeteroscedasticGaussian(standardise=True)
 RECIPES = {
     "digits": ReferenceRecipe("digits", Categorical(), 32, 10, _PRIOR, _SAMPLER, rotations=(15, 30, 45, 60, 75, 90)),
+    "grainy_digits": ReferenceRecipe(
+        "grainy_digits",
+        Categorical(),
+        50,
+        10,
+        GaussianPrior(precision=3.0),
+        _LONGER,
+        nn.ReLU,
+        rotations=(15, 30, 45),
+        kept=10,
+        validation=0.2,
+    ),
     "diabetes": ReferenceRecipe("diabetes", _NUMBERS, 50, 2, _PRIOR, _SMALL_STEPS),
     "mnist1d": ReferenceRecipe("mnist1d", Categorical(), 100, 10, _PRIOR, _LONG, training_rows=1000),
 }

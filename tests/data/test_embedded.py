@@ -97,3 +97,19 @@ def test_mnist1d_without_a_writable_cache_warns(monkeypatch, tmp_path):
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "file" / name)
     with pytest.warns(UserWarning, match="generated anew each time"):
         assert len(load("mnist1d").train) == 2
+
+
+def test_grainy_digits_are_the_digits_with_noise_within_the_same_range():
+    dataset = load("grainy_digits")
+    assert (len(dataset.train), len(dataset.test)) == (1000, 797)
+    mean, std = dataset.preprocessing["mean"][0], dataset.preprocessing["std"][0]
+    images = torch.cat([part.tensors[0] for part in (dataset.train, dataset.test)]) * std + mean
+    assert images.min() > -1e-5
+    assert images.max() < 1 + 1e-5
+    whole = load("digits")
+    clean = torch.cat([part.tensors[0] for part in (whole.train, whole.test)])
+    grey = (clean * whole.preprocessing["std"][0] + whole.preprocessing["mean"][0]).flatten(1)
+    other = images.flatten(1)
+    distance = torch.cdist(other, grey).min(1).values  # of each noisy image to the clean one next to it
+    assert 0.15 < float(distance.square().mean() / 64) ** 0.5 < 0.375, "noise of 6 of 16 levels, less what is cut off"
+    assert not torch.equal(dataset.test.tensors[0], load("grainy_digits", seed=1).test.tensors[0])

@@ -41,7 +41,7 @@ def test_names_have_one_line_each():
 
 
 def test_every_name_loads_or_says_what_is_missing(tmp_path):
-    embedded = {"digits", "breast_cancer", "diabetes"}
+    embedded = {"digits", "grainy_digits", "breast_cancer", "diabetes"}
     for name in embedded:
         assert load(name).name == name
     for name in set(names()) - embedded - {"mnist1d"}:  # generated, see test_embedded

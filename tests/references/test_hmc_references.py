@@ -159,9 +159,9 @@ def test_other_rows_are_refused_with_those_it_has() -> None:
 
 
 def test_unknown_names_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="there are digits, diabetes, mnist1d"):
+    with pytest.raises(ValueError, match="there are digits, grainy_digits, diabetes, mnist1d"):
         load_reference("imagenet")
-    with pytest.raises(ValueError, match="there are digits, diabetes, mnist1d"):
+    with pytest.raises(ValueError, match="there are digits, grainy_digits, diabetes, mnist1d"):
         reference_task("imagenet")
 
 
@@ -179,26 +179,29 @@ def test_the_command_line(recipes: Path, capsys: pytest.CaptureFixture[str]) -> 
         main(["reference", "build", "imagenet"])
 
 
-def test_the_packaged_reference_is_whole_and_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "draws", "rows"), [("digits", 400, 359), ("grainy_digits", 1000, 797)])
+def test_a_packaged_reference_is_whole_and_small(
+    name: str, draws: int, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built there
     monkeypatch.delenv("CAVEAT_REFERENCES", raising=False)
-    place = find_references()["digits"]
-    assert place == caveat.references.PACKAGED / "digits"
+    place = find_references()[name]
+    assert place == caveat.references.PACKAGED / name
     assert sum(file.stat().st_size for file in place.iterdir()) < 2_000_000
-    found, recipe = load_reference("digits"), RECIPES["digits"]
-    task = reference_task("digits")
+    found, recipe = load_reference(name), RECIPES[name]
+    task = reference_task(name)
     assert found.facts["data"]["fingerprint"] == task.fingerprint()
     for knob, value in found.facts["method"]["fields"].items():
         assert getattr(recipe.sampler, knob) == value, "the recipe was changed since: build it again"
-    assert (found.chains, found.draws) == (4, 400)
-    for name, rows in recipe.parts(data.load("digits")).items():
-        assert found.find(Rows(rows)) == name
-        assert found.parts[name]["probs"].shape == (4, 359, 10)
+    assert (found.chains, found.draws) == (4, draws)
+    for part, inputs in recipe.parts(data.load(name)).items():
+        assert found.find(Rows(inputs)) == part
+        assert found.parts[part]["probs"].shape == (4, rows, 10)
     diagnosis = found.facts["diagnostics"]["clean"]
     assert diagnosis["predictions"]["rhat_max"] < 1.015
     assert diagnosis["divergences"] == [0, 0, 0, 0]
     assert found.facts["floor"]["clean"]["total_variation"]["mean"] < 0.015
-    y = data.load("digits").test.tensors[1]
+    y = data.load(name).test.tensors[1]
     assert float((found.predictive().probs.argmax(-1) == y).double().mean()) == pytest.approx(
         found.facts["scores"]["accuracy"]["mean"], abs=0.01
     )
@@ -209,6 +212,6 @@ def test_recipes_are_frozen_facts(name: str) -> None:
     recipe = RECIPES[name]
     assert recipe.sampler.chains == 4
     assert recipe.sampler.length >= 400
-    assert recipe.prior == GaussianPrior(10.0)
+    assert recipe.prior == GaussianPrior(3.0 if name == "grainy_digits" else 10.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.hidden = 1  # type: ignore[misc]

@@ -26,7 +26,7 @@ from caveat.report.saved import (
 __all__ = ["CLEAN", "CURVES", "FIDELITY", "OOD", "Column", "MetricTable", "table"]
 
 CLEAN = {
-    "classification": ("accuracy", "nll", "brier", "ece", "set_coverage_90", "set_size_90"),  # sets where calibrated
+    "classification": ("accuracy", "nll", "joint_nll", "brier", "ece", "set_coverage_90", "set_size_90"),  # if known
     "regression": ("rmse", "nll", "crps", "coverage_90"),
 }
 CURVES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}

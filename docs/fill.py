@@ -1,0 +1,107 @@
+"""Fills README.md, docs/demo.md, docs/which_method.md and docs/index.md with what was measured.
+
+    python docs/fill.py              # write the generated parts again from docs/demo_results/
+    python docs/fill.py --measure    # run the demo first (a minute or two)
+
+A part stands between `<!-- demo: NAME -->` and `<!-- end -->`. A test fails where a page differs from what its part
+would be now, and another runs the demo and compares it with docs/demo_results/.
+"""
+
+import csv
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from caveat.cli.demo_sentences import NAMES, demo_rows, demo_verdicts
+from caveat.cli.grainy_demo import run_demo
+from caveat.evaluate.metrics import METRICS
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS / "demo_results"
+PAGES = (DOCS.parent / "README.md", DOCS / "demo.md", DOCS / "which_method.md", DOCS / "index.md")
+PART = re.compile(r"<!-- demo: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+FIRST_SCREEN = ("map", "map_tempered", "subnetwork_laplace", "ssvi", "hmc")
+LAPLACE = ("last_layer_laplace", "subnetwork_laplace", "sampled_laplace")
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """The rows of a csv file of the demo."""
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def printed() -> str:
+    """What the demo printed."""
+    return f"```text\n{(RESULTS / 'printed.txt').read_text(encoding='utf-8').rstrip()}\n```"
+
+
+def table() -> str:
+    """The table of README's first screen."""
+    lines = ["| | NLL clean | NLL rotated | joint NLL | fit | a prediction |", "|---|---|---|---|---|---|"]
+    for label, (_, clean, rotated, joint, _, seconds, latency) in demo_rows(read("summary")).items():
+        if label in FIRST_SCREEN:
+            costs = METRICS["seconds"].text(seconds), METRICS["predict_seconds_per_row"].text(latency)
+            lines.append(f"| {NAMES[label]} | {clean:.2f} | {rotated:.2f} | {joint:.2f} | {costs[0]} | {costs[1]} |")
+    return "\n".join(lines)
+
+
+def temperature() -> str:
+    """When a temperature is enough."""
+    rows, verdicts = demo_rows(read("summary")), demo_verdicts(read("comparisons"))
+    better = [NAMES[label].partition(",")[0] for label in NAMES if verdicts["", "nll"].get(label) == "better"]
+    beaten = f"only {' and '.join(better)} has" if len(better) == 1 else f"{', '.join(better) or 'no method'} have"
+    return (
+        "**A temperature is enough** where each row is decided alone, on data like the training data: it takes the NLL "
+        f"from {rows['map'][1]:.2f} to {rows['map_tempered'][1]:.2f} for nothing, and of the other methods {beaten} a better "
+        f"one. It does nothing for labels of several rows together (joint NLL {rows['map_tempered'][3]:.2f}; a posterior "
+        f"{rows['subnetwork_laplace'][3]:.2f} to {rows['hmc'][3]:.2f})."
+    )
+
+
+def which() -> str:
+    """What the demo says of the temperature, for docs/which_method.md."""
+    rows, verdicts = demo_rows(read("summary")), demo_verdicts(read("comparisons"))
+    words = {"better": "better", "worse": "worse", "not distinguishable": "not distinguishable"}
+    lines = [
+        "| against the temperature | NLL clean | NLL rotated | joint NLL | distance to HMC |",
+        "|---|---|---|---|---|",
+    ]
+    for label, values in rows.items():
+        if label in ("map", "map_tempered"):
+            continue
+        said = [
+            words.get(verdicts[key][label], verdicts[key][label])
+            for key in (("", "nll"), ("rotation", "nll"), ("", "joint_nll"))
+        ]
+        lines.append(f"| {NAMES[label]} | {' | '.join(said)} | {values[4]:.3f} |")
+    point = f"{rows['map'][4]:.3f} for the MAP and {rows['map_tempered'][4]:.3f} with a temperature"
+    return "\n".join(lines) + f"\n\nThe distance (total variation, of the probabilities) is {point}."
+
+
+PARTS: dict[str, Callable[[], str]] = {"printed": printed, "table": table, "temperature": temperature, "which": which}
+
+
+def filled(page: str) -> str:
+    """A page with its generated parts as they would be now."""
+    return PART.sub(lambda part: f"<!-- demo: {part[1]} -->\n{PARTS[part[1]]()}\n<!-- end -->", page)
+
+
+def measure() -> None:
+    """Run the demo and keep what pages are made from."""
+    with tempfile.TemporaryDirectory() as scratch:
+        text = run_demo(Path(scratch) / "demo", progress=False)
+        RESULTS.mkdir(exist_ok=True)
+        for name in ("summary.csv", "comparisons.csv"):
+            shutil.copy(Path(scratch) / "demo" / name, RESULTS)
+    (RESULTS / "printed.txt").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        measure()
+    for file in PAGES:
+        file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")
