@@ -94,7 +94,7 @@ def demo_sentences(summary: Sequence[Row], comparisons: Sequence[Row], confidenc
     distance = {label: row["TV to HMC"] for label, row in values.items()}
     nearer = sorted((label for label in posteriors if distance[label] < distance[POINT]), key=distance.__getitem__)
     sentences.append(
-        f"Nearer to HMC than the trained network ({distance[POINT]:.3f}): "
+        f"Nearer to HMC than the trained network ({distance[POINT]:.3f}; with a temperature {distance[TEMPERED]:.3f}): "
         f"{', '.join(f'{_short(label)} ({distance[label]:.3f})' for label in nearer) or 'none'}."
     )
     return sentences

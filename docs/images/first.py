@@ -1,7 +1,7 @@
 """Draws first.svg, the picture of README's first screen: what a posterior adds, to an image and to a curve.
 
-Run with `python docs/images/first.py`. Left: a grainy digit that the trained network names surely and wrongly, and what a
-short HMC run of the same network says of it. Right: a regression whose band widens away from the data, by
+Run with `python docs/images/first.py`. Left: a grainy digit that the trained network names surely and wrongly, and what
+a short HMC run of the same network says of it. Right: a regression whose band widens away from the data, by
 SubnetworkLaplace over all weights.
 """
 
@@ -43,10 +43,7 @@ def digit_panel() -> list[str]:
     row = worst_row(of_point, of_posterior, y)
     named, true = int(of_point[row].argmax()), int(y[row])
     shares = [float(of_point[row, named]), float(of_posterior[row, named]), float(of_posterior[row, true])]
-    print(
-        f"row {row}: a {true}, named {named} with {shares[0]:.3f}, by the posterior with {shares[1]:.3f}, the truth {shares[2]:.3f}",
-        flush=True,
-    )
+    print(f"row {row}: a {true}, named {named} with {shares[0]:.3f}; posterior {shares[1]:.3f}, truth {shares[2]:.3f}")
     pixels = x[row, 0] * grainy.preprocessing["std"][0] + grainy.preprocessing["mean"][0]
     shown = [text(24, 36, f"A noisy {true}", 17, weight=600), *image(pixels.clamp(0, 1), 24, 62, 18)]
     for top, title, colour, probs in (
@@ -82,6 +79,7 @@ def curve_panel() -> list[str]:
     across = [498 + 338 * (float(value) + 2.5) / 5 for value in grid]
     band = list(zip(across, heights(high), strict=True)) + list(zip(across, heights(low), strict=True))[::-1]
     places = [498 + 338 * (float(value) + 2.5) / 5 for value in x]
+    line = path(list(zip(across, heights(prediction.mean), strict=True)))
     points = [
         f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.6" fill="{DATA}"/>'
         for left, top in zip(places, heights(y), strict=True)
@@ -89,9 +87,9 @@ def curve_panel() -> list[str]:
     return [
         f'<line x1="472" y1="24" x2="472" y2="{HEIGHT - 24}" stroke="#dfe3e8"/>',
         text(498, 36, "A regression: 90% intervals", 17, weight=600),
-        f'<clipPath id="frame"><rect x="498" y="52" width="338" height="206"/></clipPath><g clip-path="url(#frame)">',
+        '<clipPath id="frame"><rect x="498" y="52" width="338" height="206"/></clipPath><g clip-path="url(#frame)">',
         f'<polygon points="{path(band)}" fill="{POSTERIOR}" fill-opacity="0.22"/>',
-        f'<polyline points="{path(list(zip(across, heights(prediction.mean), strict=True)))}" fill="none" stroke="{POSTERIOR}" stroke-width="2"/>',
+        f'<polyline points="{line}" fill="none" stroke="{POSTERIOR}" stroke-width="2"/>',
         *points,
         "</g>",
         text(498, 282, "narrow at the data, wide away from them", 13, QUIET),
@@ -105,8 +103,9 @@ def heights(values: Tensor) -> list[float]:
 
 def image(pixels: Tensor, left: int, top: int, side: int) -> list[str]:
     """Grey squares."""
+    size = f'width="{side + 0.5}" height="{side + 0.5}"'
     return [
-        f'<rect x="{left + side * j}" y="{top + side * i}" width="{side + 0.5}" height="{side + 0.5}" fill="rgb({g},{g},{g})"/>'
+        f'<rect x="{left + side * j}" y="{top + side * i}" {size} fill="rgb({g},{g},{g})"/>'
         for i, line in enumerate(pixels)
         for j, value in enumerate(line)
         for g in [round(255 * float(value))]
@@ -118,9 +117,8 @@ def bars(probs: Tensor, left: int, top: int, colour: str, height: int = 52) -> l
     shown = [f'<line x1="{left}" y1="{top + height}" x2="{left + 250}" y2="{top + height}" stroke="#a0a9b3"/>']
     for label, value in enumerate(probs.tolist()):
         tall = height * value
-        shown.append(
-            f'<rect x="{left + 25 * label + 3}" y="{top + height - tall:.1f}" width="19" height="{tall:.1f}" fill="{colour}"/>'
-        )
+        place = f'x="{left + 25 * label + 3}" y="{top + height - tall:.1f}" width="19" height="{tall:.1f}"'
+        shown.append(f'<rect {place} fill="{colour}"/>')
         shown.append(text(left + 25 * label + 9, top + height + 15, str(label), 12, QUIET))
     return shown
 
