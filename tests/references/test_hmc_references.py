@@ -200,7 +200,7 @@ def test_a_packaged_reference_is_whole_and_small(
     diagnosis = found.facts["diagnostics"]["clean"]
     assert diagnosis["predictions"]["rhat_max"] < 1.015
     assert diagnosis["divergences"] == [0, 0, 0, 0]
-    assert found.facts["floor"]["clean"]["total_variation"]["mean"] < 0.015
+    assert found.facts["floor"]["clean"]["total_variation"]["mean"] < 0.02
     y = data.load(name).test.tensors[1]
     assert float((found.predictive().probs.argmax(-1) == y).double().mean()) == pytest.approx(
         found.facts["scores"]["accuracy"]["mean"], abs=0.01
