@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from caveat.report.bench_page.bench_tables import bench_table, between_table, fidelity_tables
-from caveat.report.bench_page.seed_curves import calibration_plots, histogram_plots, rejection_plot, roc_plot
+from caveat.report.bench_page.seed_curves import calibration_plots, histogram_plots, ood_dots, rejection_plot, roc_plot
 from caveat.report.bench_page.shown_inputs import disagreement_gallery, toy_plots
 from caveat.report.bench_page.verdict_cards import verdict_sections
 from caveat.report.draw import (
@@ -74,8 +74,8 @@ def _quality(bench: SavedBench) -> str:
             lambda group: _coverage(group) if group.kind == "regression" else "",
         ),
         ("ood", "Does it notice out-of-distribution data?"): (
-            "Uncertainty about clean rows (filled) and about out-of-distribution rows (line), and how well a "
-            "threshold tells them apart. Bands are one standard error over seeds.",
+            "How well a threshold on the uncertainty tells them apart, with one standard error over seeds; and the "
+            "uncertainty itself, medians and quartiles, of clean rows (ring) and of these (disc).",
             _ood,
         ),
         ("rejection", "What if it may refuse?"): (
@@ -107,10 +107,12 @@ def _coverage(group: BenchGroup) -> str:
 
 def _ood(group: BenchGroup) -> str:
     names = ood_sets(group.done)
-    curves = plot_grid([roc_plot(group, name) for name in names])
-    return curves + "".join(
-        fold(name, "", plot_grid(histogram_plots(group, name), "small"), is_open=True) for name in names
+    dots = [plot for name in names if (plot := ood_dots(group, name)) is not None]
+    histograms = "".join(
+        fold(f"Histograms: {name}", "", plot_grid(histogram_plots(group, name), "small"), is_open=False)
+        for name in names
     )
+    return plot_grid([*(roc_plot(group, name) for name in names), *dots]) + histograms
 
 
 def _inputs(bench: SavedBench) -> str:

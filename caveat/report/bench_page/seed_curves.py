@@ -14,11 +14,21 @@ import torch
 
 from caveat.evaluate.comparison import curve_over_seeds
 from caveat.evaluate.metrics import Reliability, format_number, pooled_reliability, risk_at_coverage, roc_curve
-from caveat.report.draw import Plot, band, diagonal, figure, histogram_panels, line, reliability_panel, styles
+from caveat.report.draw import (
+    Plot,
+    band,
+    diagonal,
+    figure,
+    histogram_panels,
+    line,
+    reliability_panel,
+    styles,
+    uncertainty_dots,
+)
 from caveat.report.numbers import OOD
 from caveat.report.saved import BenchCell, BenchGroup, SavedRun
 
-__all__ = ["calibration_plots", "histogram_plots", "rejection_plot", "roc_plot"]
+__all__ = ["calibration_plots", "histogram_plots", "ood_dots", "rejection_plot", "roc_plot"]
 
 REJECTED = np.linspace(0, 0.95, 77)  # shares of rows
 FALSE_ALARMS = np.linspace(0, 1, 101)
@@ -78,13 +88,25 @@ def _mean_of_row(values: np.ndarray) -> np.ndarray:
     return values.reshape(len(values), -1).mean(1)
 
 
-def histogram_plots(group: BenchGroup, name: str) -> list[Plot]:
-    """Draw how unsure each method is of clean rows and of one out-of-distribution set, all seeds together."""
+def ood_dots(group: BenchGroup, name: str) -> Plot | None:
+    """Draw medians and quartiles of the same, all methods in one plot."""
+    is_class = group.kind == "classification"
+    return uncertainty_dots(group.runs, name, _both_sides(group, name), "Entropy, nats" if is_class else "Variance")
+
+
+def _both_sides(group: BenchGroup, name: str) -> dict[str, list[np.ndarray]]:
+    """How unsure each method is of clean rows and of one out-of-distribution set, all seeds together."""
     values = {}
     for run in group.done:
         pairs = [_clean_and_ood(cell, name) for cell in _scored_on(group, run, name)]
         if pairs:
             values[run.label] = [np.concatenate(side) for side in zip(*pairs, strict=True)]
+    return values
+
+
+def histogram_plots(group: BenchGroup, name: str) -> list[Plot]:
+    """Draw how unsure each method is of clean rows and of one out-of-distribution set, all seeds together."""
+    values = _both_sides(group, name)
     if not values:
         return []
     if group.kind == "classification":

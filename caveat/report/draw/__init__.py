@@ -39,12 +39,14 @@ from caveat.report.draw.page_file import write_page
 from caveat.report.draw.reliability_plot import reliability_panel, reliability_panels
 from caveat.report.draw.run_panels import (
     coverage_plot,
+    entropies,
     entropy_panels,
     histogram_panels,
     interval_panels,
 )
 from caveat.report.draw.shared_sections import severity_folds, verdict_list
 from caveat.report.draw.sortable_table import TableLine, results_table
+from caveat.report.draw.uncertainty_dots import uncertainty_dots
 
 __all__ = [
     "COLOURS",
@@ -57,6 +59,7 @@ __all__ = [
     "cost_plots",
     "coverage_plot",
     "diagonal",
+    "entropies",
     "entropy_panels",
     "exhibit_fold",
     "figure",
@@ -82,6 +85,7 @@ __all__ = [
     "styles",
     "swatch",
     "toggle_button",
+    "uncertainty_dots",
     "verdict_list",
     "warning_note",
     "write_page",

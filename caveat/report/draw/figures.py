@@ -149,6 +149,7 @@ def band(style: Style, x: np.ndarray, means: np.ndarray, errors: np.ndarray) -> 
         hoverinfo="skip",
         mode="lines",
         meta=style.index,
+        showlegend=False,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "toggle_button",
 ]
 
+MOST_SHOWN = 5  # runs that a page begins with; the others are one press away
 # The symbols of figures.SYMBOLS as characters, in the same order.
 CHARACTERS = {
     "circle": "●",
@@ -75,18 +77,21 @@ def swatch(style: Style) -> str:
     return f'<i class="swatch" aria-hidden="true" style="color:{style.colour}">{CHARACTERS[style.symbol]}</i>'
 
 
-def toggle_button(style: Style, label: str, noun: str) -> str:
+def toggle_button(style: Style, label: str, noun: str, is_shown: bool = True) -> str:
     """A button that hides and shows a run or a chain, as `noun` says, in every table and plot."""
+    pressed = "true" if is_shown else "false"
     return (
-        f'<button type="button" data-toggle="{style.index}" aria-pressed="true" title="Hide or show this {noun}">'
+        f'<button type="button" data-toggle="{style.index}" aria-pressed="{pressed}" title="Hide or show this {noun}">'
         f"{swatch(style)}{escape(label)}</button>"
     )
 
 
 def legend(runs: Sequence[SavedRun], sets: Sequence[str] = ()) -> str:
     """Make the bar of buttons that hide and show runs, and data sets where there are several, everywhere."""
-    buttons = "".join(toggle_button(style, label, "run") for label, style in styles(runs).items())
-    all_runs = '<button type="button" data-toggle-all title="Hide or show all runs">all</button>'
+    first = _shown_first(runs)
+    buttons = "".join(toggle_button(style, label, "run", label in first) for label, style in styles(runs).items())
+    word = "all" if len(first) == len(styles(runs)) else f"all {len(styles(runs))}"
+    all_runs = f'<button type="button" data-toggle-all title="Hide or show all runs">{word}</button>'
     bar = f'<div class="legend" role="group" aria-label="Runs: press to hide or show">{all_runs}{buttons}'
     if len(sets) > 1:
         bar += '<span class="between" aria-hidden="true"></span>'
@@ -96,6 +101,16 @@ def legend(runs: Sequence[SavedRun], sets: Sequence[str] = ()) -> str:
             for index, name in enumerate(sets)
         )
     return f"{bar}</div>"
+
+
+def _shown_first(runs: Sequence[SavedRun]) -> set[str]:
+    """The runs that a page begins with: all of a few, else a MAP and those with the lowest NLL on clean rows."""
+    if len(runs) <= MOST_SHOWN + 1:
+        return {run.label for run in runs}
+    nll = {run.label: run.clean.metrics["nll"].mean for run in runs if run.clean and "nll" in run.clean.metrics}
+    points = [run.label for run in runs if run.method == "map"][:1]
+    ranked = sorted(runs, key=lambda run: value if (value := nll.get(run.label)) is not None else math.inf)
+    return set([*points, *(run.label for run in ranked if run.label not in points)][:MOST_SHOWN])
 
 
 def scrolling(label: str, table: str) -> str:

@@ -53,7 +53,7 @@ def _card(exhibit: Exhibit, which: int, style: dict[str, Style], class_names: Se
         _run_line(label, style[label], arrays, position, target, class_names)
         for label, arrays in exhibit.predictions.items()
     )
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("Run", "says", "probability", "entropy"))
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("Run", "says", "sure", "entropy"))
     return (
         f'<article class="card"><div class="picture"><img src="data:image/png;base64,{source}" '
         f'alt="Row {row} of {escape(exhibit.name)}, {escape(truth)}">'

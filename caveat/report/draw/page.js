@@ -38,6 +38,16 @@
   };
   const value = (list) => Number(list[0]);
 
+  // Curves of several runs have a legend of their own, under them; it names those that are shown.
+  const legendBelow = (traces, layout, width) => {
+    const curves = traces.filter((t) => t.visible && t.name && t.showlegend !== false && Number.isInteger(t.meta) && /lines/.test(t.mode));
+    if (layout.showlegend || curves.length < 2) return {};
+    const rows = Math.ceil(curves.reduce((sum, t) => sum + 7 * t.name.length + 55, 0) / Math.max(width - 70, 1));
+    const legend = { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", itemclick: false, itemdoubleclick: false, font: { size: 11 } };
+    const room = 20 * rows + 8;
+    return { showlegend: true, legend, height: layout.height + room, margin: { ...layout.margin, b: layout.margin.b + room } };
+  };
+
   const table = document.getElementById("table");
   const hidden = new Set();
   const canvases = [...document.querySelectorAll(".canvas")];
@@ -47,7 +57,9 @@
     const { data, layout } = figures.get(canvas);
     const traces = data.map((trace) => ({ ...trace, visible: !hidden.has(trace.meta) }));
     for (const front of traces.filter((trace) => trace.meta === "front")) Object.assign(front, paretoFront(traces));
-    return Plotly.react(canvas, traces, { ...layout, width: canvas.clientWidth, template: template() }, { displayModeBar: false });
+    const beside = legendBelow(traces, layout, canvas.clientWidth);
+    if (beside.height) canvas.style.height = `${beside.height}px`;
+    return Plotly.react(canvas, traces, { ...layout, ...beside, width: canvas.clientWidth, template: template() }, { displayModeBar: false });
   };
   const fit = new ResizeObserver((entries) => entries.forEach(({ target }) => {
     const drawn = target.querySelector("svg");
@@ -126,6 +138,7 @@
     button.setAttribute("aria-pressed", String(wanted));
     document.querySelectorAll(`[data-run="${run}"]`).forEach((part) => part.classList.toggle("muted", !wanted));
   };
+  runButtons.filter((button) => button.getAttribute("aria-pressed") === "false").forEach((button) => show(button, false));
   runButtons.forEach((button) => button.addEventListener("click", () => {
     show(button, hidden.has(Number(button.dataset.toggle)));
     drawAll();

@@ -28,6 +28,7 @@ from caveat.report.saved import SavedRun
 
 __all__ = [
     "coverage_plot",
+    "entropies",
     "entropy_panels",
     "histogram_panels",
     "interval_panels",
@@ -41,15 +42,20 @@ SHOWN_ROWS = 150
 
 def entropy_panels(runs: Sequence[SavedRun], name: str) -> list[Plot]:
     """Draw histograms of uncertainty on clean data (filled) and on one out-of-distribution set (line)."""
-    shown = [run for run in runs if run.clean and name in run.by_name and "probs" in run.by_name[name].predictions]
-    if not shown:
+    values = entropies(runs, name)
+    if not values:
         return []
-    classes = shown[0].by_name[name].predictions["probs"].shape[1]
-    values = {
+    classes = next(run for run in runs if run.label in values).by_name[name].predictions["probs"].shape[1]
+    return histogram_panels(runs, name, values, np.linspace(0, math.log(classes), 25), "Entropy, nats")
+
+
+def entropies(runs: Sequence[SavedRun], name: str) -> dict[str, list[np.ndarray]]:
+    """The entropies of clean rows and of an out-of-distribution set, [N] and [M], of each run that has both."""
+    shown = [run for run in runs if run.clean and name in run.by_name and "probs" in run.by_name[name].predictions]
+    return {
         run.label: [row_uncertainty(data.predictions) for data in (run.clean, run.by_name[name]) if data]
         for run in shown
     }
-    return histogram_panels(runs, name, values, np.linspace(0, math.log(classes), 25), "Entropy, nats")
 
 
 def histogram_panels(

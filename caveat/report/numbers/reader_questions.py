@@ -40,6 +40,7 @@ class Answer:
     value: str
     sentence: str
     against_baseline: dict[str, Gain]
+    tied: tuple[str, ...] = ()  # runs that cannot be told from the best, or are level with it
 
 
 def baseline(runs: Sequence[SavedRun]) -> SavedRun | None:
@@ -114,6 +115,7 @@ def _answer(question: Question, runs: Sequence[SavedRun]) -> Answer | None:
         value=f"{question.metric} {format_number(best.mean)}{error}",
         sentence=" ".join(sentences),
         against_baseline={label: gain for label, gain in gains.items() if gain is not None},
+        tied=_tied(question, ranked),
     )
 
 
@@ -121,6 +123,12 @@ def _gain(question: Question, run: SavedRun, other: SavedRun) -> Gain | None:
     gain = question.gain(run, other)
     shown = [format_number(question.score(one).mean) for one in (run, other)]
     return gain and replace(gain, level=shown[0] == shown[1])
+
+
+def _tied(question: Question, ranked: Sequence[SavedRun]) -> tuple[str, ...]:
+    """The runs that the best one is not shown to be better than."""
+    gains = {run.label: _gain(question, ranked[0], run) for run in ranked[1:]}
+    return tuple(label for label, gain in gains.items() if gain is not None and gain.verdict != "better")
 
 
 def _runner_up(question: Question, best: SavedRun, second: SavedRun) -> str:

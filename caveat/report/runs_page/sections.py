@@ -9,8 +9,10 @@ from caveat.report.draw import (
     TableLine,
     cost_plots,
     coverage_plot,
+    entropies,
     entropy_panels,
     fit_folds,
+    fold,
     gain_plot,
     interval_panels,
     plot_figure,
@@ -21,6 +23,7 @@ from caveat.report.draw import (
     section,
     severity_folds,
     styles,
+    uncertainty_dots,
     verdict_list,
     warning_note,
 )
@@ -45,7 +48,7 @@ def summary_section(runs: Sequence[SavedRun]) -> str:
     every_answer, style = answers(runs), styles(runs)
     cards = "".join(
         f'<article class="answer" style="--colour:{style[answer.best].colour}"><h3>{escape(answer.question)}</h3>'
-        f'<p class="best">{escape(answer.best)}</p><p class="value">{escape(answer.value)}</p>'
+        f'<p class="best">{escape(_winner(answer))}</p><p class="value">{escape(answer.value)}</p>'
         f"<p>{escape(answer.sentence)}</p></article>"
         for answer in every_answer
     )
@@ -53,6 +56,13 @@ def summary_section(runs: Sequence[SavedRun]) -> str:
     body += "".join(f'<p class="note">{escape(note)}</p>' for note in left_out_notes(runs))
     body += warning_note(runs) + _against_baseline(runs, every_answer)
     return section("summary", "In short", _lead(runs), body)
+
+
+def _winner(answer: Answer) -> str:
+    """The best run, or that there is none: those that cannot be told from it are level with it."""
+    if not answer.tied:
+        return answer.best
+    return f"Tie: {answer.best}, {answer.tied[0]}" if len(answer.tied) == 1 else f"Tie of {len(answer.tied) + 1} runs"
 
 
 def _lead(runs: Sequence[SavedRun]) -> str:
@@ -113,15 +123,14 @@ def classification_sections(runs: Sequence[SavedRun]) -> str:
         "rows; bars are one standard error; bins of fewer than five rows are left out."
     )
     ood_lead = (
-        "Entropy on clean data (filled) and on data of no known class (line). The less they overlap, the higher the "
-        "AUROC."
+        "Entropy of clean rows (ring) and of rows of no known class (disc): medians and quartiles. The farther they "
+        "are apart, the higher the AUROC."
     )
     refusal_lead = (
         "Error rate when only the least uncertain rows are kept. Lower is better; a steep fall to the left means that "
         "uncertainty finds the mistakes."
     )
-    panels = [(name, plot_grid(entropy_panels(runs, name), "small")) for name in ood_sets(runs)]
-    ood = "".join(f"<h3>{escape(name)}</h3>{panel}" for name, panel in panels if panel)
+    ood = "".join(_out_of_distribution(runs, name) for name in ood_sets(runs))
     refusal = plot_grid([risk_coverage_plot(runs, title, names) for title, names in data_by_title(runs)])
     calibration = plot_grid(reliability_panels(runs), "small")
     return (
@@ -129,6 +138,15 @@ def classification_sections(runs: Sequence[SavedRun]) -> str:
         + section("ood", "Does it notice out-of-distribution data?", ood_lead, ood)
         + section("refusal", "What if it may refuse?", refusal_lead, refusal)
     )
+
+
+def _out_of_distribution(runs: Sequence[SavedRun], name: str) -> str:
+    """One plot for all runs, and their histograms folded away."""
+    dots = uncertainty_dots(runs, name, entropies(runs, name), "Entropy, nats")
+    if dots is None:
+        return ""
+    panels = plot_grid(entropy_panels(runs, name), "small")
+    return plot_grid([dots]) + fold(f"Histograms: {name}", "", panels, is_open=False)
 
 
 def regression_sections(runs: Sequence[SavedRun]) -> str:

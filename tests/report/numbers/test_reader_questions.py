@@ -7,6 +7,7 @@ def test_the_best_run_and_its_lead_are_named(classification):
     clean, shifted, ood = answers(read(classification))
     assert (clean.question, clean.best) == ("On clean data", "Deep ensemble")
     assert "ahead of" in clean.sentence
+    assert clean.tied == ()
     assert "95% interval" in clean.sentence
     assert shifted.question == "Under shift"
     assert ood.question == "Telling photographs from clean data"
@@ -17,6 +18,8 @@ def test_a_tie_is_called_a_tie(classification):
     base, _, same = read(classification)
     (clean, *_) = answers([base, same])
     assert "cannot be told apart" in clean.sentence
+    assert len(clean.tied) == 1
+    assert set(clean.tied) < {"MAP", "SWAG"}
     assert verdicts(clean) == {"better": [], "level": [], "not distinguishable": ["SWAG"], "worse": []}
 
 

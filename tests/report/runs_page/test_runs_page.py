@@ -66,8 +66,8 @@ def test_classification_page_has_every_section(classification):
     assert len(page.find("h1")) == 1
     assert "one member did not converge" in page.text
     assert "Worse than MAP:" in page.text or "Not distinguishable from MAP:" in page.text
-    # gains 3, curves 3, reliability 3, entropy 3, refusal 2; cost 2, as all took as many gradient evaluations
-    assert len(page.plots()) == 16
+    # gains 3, curves 3, reliability 3, dots 1, histograms 3, refusal 2; cost 2, as all took as many gradients
+    assert len(page.plots()) == 17
     assert all(plot["aria-label"] and plot["role"] == "img" for plot in page.plots())
     assert all(image["alt"] for image in page.find("img"))
     assert page.find("caption")
