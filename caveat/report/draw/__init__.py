@@ -9,6 +9,7 @@ were fitted; `page_file` writes the file.
 Called by the three pages.
 """
 
+from caveat.report.draw.dot_plots import uncertainty_dots
 from caveat.report.draw.figures import (
     COLOURS,
     LEGEND_ABOVE,
@@ -46,7 +47,6 @@ from caveat.report.draw.run_panels import (
 )
 from caveat.report.draw.shared_sections import severity_folds, verdict_list
 from caveat.report.draw.sortable_table import TableLine, results_table
-from caveat.report.draw.uncertainty_dots import uncertainty_dots
 
 __all__ = [
     "COLOURS",
