@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from caveat.cli.demo_sentences import NAMES, demo_rows, demo_verdicts
-from caveat.cli.grainy_demo import run_demo
+from caveat.demo import NAMES, demo_rows, demo_verdicts, run_demo
 from caveat.evaluate.metrics import METRICS
 
 DOCS = Path(__file__).parent

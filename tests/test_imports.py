@@ -25,7 +25,7 @@ LAYERS = [
     {"recipe", "references"},
     {"bench"},
     {"report"},
-    {"plot"},
+    {"plot", "demo"},
     {"cli", "public", "integrations", "__init__"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}

@@ -16,7 +16,7 @@ class Demo(Verb):
 
     def run(self, common: Common) -> None:
         """Do it."""
-        from caveat.cli.grainy_demo import run_demo
+        from caveat.demo import run_demo
 
         table = run_demo(self.out, seed=common.seed, device=common.place(), progress=not common.quiet)
         page = self.out / "report.html"

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from caveat import bench, report
-from caveat.cli.grainy_demo import run_demo
+from caveat.demo import run_demo
 
 HERE = Path(__file__).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

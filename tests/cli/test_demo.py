@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from caveat.cli import main
-from caveat.cli.demo_sentences import NAMES, demo_rows
-from caveat.cli.grainy_demo import SEEDS
+from caveat.demo import NAMES, SEEDS, demo_rows
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "demo_results"
 
@@ -70,7 +69,7 @@ def test_the_demo_runs_on_one_thread_and_gives_the_others_back(tmp_path: Path, m
         seen.append(torch.get_num_threads())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caveat.cli.grainy_demo.run_bench", stopped)
+    monkeypatch.setattr("caveat.demo.grainy_digits.run_bench", stopped)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

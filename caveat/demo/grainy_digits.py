@@ -17,7 +17,7 @@ import torch
 
 from caveat import report
 from caveat.bench import Place, read_experiment, read_results, run_bench
-from caveat.cli.demo_sentences import demo_sentences, demo_table
+from caveat.demo.sentences import demo_sentences, demo_table
 from caveat.files import new_folder
 
 __all__ = ["EXPERIMENT", "run_demo"]
