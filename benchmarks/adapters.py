@@ -88,12 +88,27 @@ def main() -> None:
     rows = [{"input_ids": row, "labels": row[0] % 2} for row in tokens]
     task, peak, _ = grown(lambda: caveat.Task(module, DataLoader(rows, 8), caveat.Categorical(classes=(5, 9))))
     print(f"Task: grew by {peak / base:.3f} of the base")
+    for turn in ("first", "second"):
+        _, peak, _ = grown(lambda: bare_step(module, tokens))
+        print(f"a bare training step, the {turn}: grew by {peak / base:.3f} of the base")
     training = caveat.Training(epochs=3, learning_rate=3e-3)
     point, peak, seconds = grown(lambda: caveat.fit(task, caveat.MAP(training=training), progress=False))
     print(f"MAP: {seconds:.0f} s, grew by {peak / base:.3f} of the base")
+    shared = zip(module.named_parameters(), point.network.module.named_parameters(), strict=True)
+    pairs = [(p, q) for (_, p), (_, q) in shared if not p.requires_grad]
+    print(
+        f"frozen tensors shared with the module: {sum(p.data_ptr() == q.data_ptr() for p, q in pairs)} of {len(pairs)}"
+    )
     fresh = model(given.width, given.layers)
     for method in (caveat.Laplace(precision=1.0), caveat.SampledLaplace(samples=4, at_once=4, precision=1.0)):
         print(f"{type(method).__name__}: {measured(method, task, point, fresh, base)}", flush=True)
+
+
+def bare_step(module: torch.nn.Module, tokens: torch.Tensor) -> None:
+    """Gradients of the adapters for one batch, without anything of ours: what torch itself allocates."""
+    logits = module(input_ids=tokens[:8]).logits[:, -1]
+    torch.nn.functional.cross_entropy(logits, tokens[:8, 0]).backward()
+    module.zero_grad(set_to_none=True)
 
 
 def measured(method: Any, task: caveat.Task, start: caveat.Posterior, fresh: torch.nn.Module, base: int) -> str:

@@ -43,7 +43,7 @@ class Laplace(LaplaceKnobs):
     structure: Structure = "kronecker"
     rank: Count = 50  # of the low-rank structure
     # Directions that are kept of a Kronecker factor, beside the mean of the rest: whole keeps all, a number so many of
-    # every factor over twice as wide; auto keeps 64 where a layer is over 1,024 wide on one side and over 16 times as
+    # every factor over twice as wide; auto keeps 64 where a layer is over 512 wide on one side and over 16 times as
     # wide as on the other, as an adapter is.
     factors: FactorDirections = "auto"
     quick: ClassVar["Laplace"]

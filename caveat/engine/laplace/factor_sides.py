@@ -24,7 +24,7 @@ from caveat.network import Params
 __all__ = ["FactorDirections", "FactorSum", "Side", "Sketch", "directions_of"]
 
 FactorDirections = Literal["auto", "whole"] | Count
-WIDE, RATIO, KEPT = 1024, 16, 64  # auto: of factors wider than the first and than so many times the other side
+WIDE, RATIO, KEPT = 512, 16, 64  # auto: of factors wider than the first and than so many times the other side
 
 
 def directions_of(side: int, other: int, factors: FactorDirections) -> int:
