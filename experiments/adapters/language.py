@@ -80,9 +80,7 @@ def methods(epochs: int) -> dict[str, Any]:
         "map, temperature": caveat.MAP(temperature=True, training=Training(epochs=0)),
         "ensemble of 4": caveat.Ensemble(members=4, training=training),
         "mc dropout": caveat.MCDropout(training=training),
-        "swag": caveat.SWAG(
-            training=Training(epochs=max(epochs // 2, 3), optimizer="sgd", learning_rate=0.02, schedule="constant")
-        ),
+        "swag": caveat.SWAG(training=Training(epochs=max(epochs, 25))),
         "laplace, kronecker": caveat.Laplace(),
         "laplace, diagonal": caveat.Laplace(structure="diagonal"),
         "ensemble of 4, laplace": caveat.Ensemble(of=caveat.Laplace(), members=4, training=training),
