@@ -168,7 +168,7 @@ def sparse_layers(network: Network) -> LayerGeometries:
         raise ValueError(
             "the network has no linear or convolutional layer (nn.Linear, nn.Conv1d, nn.Conv2d and what computes as "
             "they do; padded alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) "
-            "that could be made sparse or Bayesian"
+            "whose units or channels could go: VariationalDropout and SSVI() take single weights of any layer"
         )
     return LayerGeometries(layers, _first_layer(network))
 
