@@ -178,6 +178,17 @@ class Network:
         shared: dict[int, Tensor] = {id(p): p for p in self.module.parameters()}
         return self.with_module(copied(self.module, shared))
 
+    def holding(self, values: Params) -> "Network":
+        """A replica whose module has these values, without copies of them: `evaluation_pass` is a pass with them."""
+        tensors: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
+        shared: dict[int, Tensor] = {id(p): p for p in tensors.values()}
+        tensors |= dict(self.module.named_buffers(remove_duplicate=False))
+        for name, value in values.items():
+            if name in tensors:
+                was_parameter = isinstance(tensors[name], nn.Parameter)
+                shared[id(tensors[name])] = frozen_parameter(value) if was_parameter else value
+        return self.with_module(copied(self.module, shared))
+
     def with_module(self, module: nn.Module) -> "Network":
         """This network with another module in the place of its own, such as a narrower one."""
         other = copy.copy(self)

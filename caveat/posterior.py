@@ -233,6 +233,10 @@ class Posterior:
             yield self.predict(x, seed=seed).calibration_scores(y.to(self.network.device), conformity, rng)
 
     @functools.cached_property
+    def _input_dtype(self) -> torch.dtype:
+        return self.network.input_dtype
+
+    @functools.cached_property
     def _networks(self) -> Replicas[Network]:
         return Replicas(self.network.replica)
 
@@ -253,7 +257,7 @@ class Posterior:
     def _checked(self, x: Inputs) -> Inputs:
         """The inputs, once it is known that the network can take them."""
         x = _inputs_of(x) if isinstance(x, DataLoader) else x
-        given, x = x, as_inputs(x, self.network.input_dtype)
+        given, x = x, as_inputs(x, self._input_dtype)
         if not tensors_in(x):
             advice = (
                 "call the tokenizer with return_tensors='pt' and padding=True"
@@ -266,7 +270,8 @@ class Posterior:
             )
         if not any(tensor.ndim for tensor in tensors_in(x)):
             raise ValueError(f"the inputs have no axes: {BATCH_AXIS}")
-        self.network.check_inputs(x)
+        if any(tensor.is_floating_point() and tensor.dtype != self._input_dtype for tensor in tensors_in(x)):
+            self.network.check_inputs(x)
         self.network.base.check()
         bad = first_not_finite(x)
         if bad is not None:

@@ -21,12 +21,14 @@ from caveat.storage import State
 
 __all__ = [
     "PIECE_ROWS",
+    "PREPARED_BYTES",
     "DrawFunction",
     "DrawPredictor",
     "FixedForm",
     "Fixing",
     "LinearDraws",
     "Predictor",
+    "PreparedDraws",
     "Replicas",
     "WeightDraws",
     "forward_in_pieces",
@@ -35,6 +37,8 @@ __all__ = [
 ]
 
 PIECE_ROWS = 512  # rows that go through the module at once
+PREPARED_BYTES = 2**28  # of draws that are kept from one prediction to the next
+PREPARED_MODULES = 128  # of which each has a module of its own: swapping weights in takes as long as a small network
 DrawFunction = Callable[[State, Network, int, torch.Generator], Iterator[Params]]  # a method's `draws`
 Thing = TypeVar("Thing")
 
@@ -110,12 +114,36 @@ class Replicas(Generic[Thing]):
             self._free.append(replica)
 
 
+class PreparedDraws(Generic[Thing]):
+    """What was drawn last, by the state of the generator: the same seed gives the same draws, which are made once.
+
+    The generator moves on as if they had been drawn. Threads that ask side by side may make the same draws twice.
+    """
+
+    def __init__(self, most_bytes: int = PREPARED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._last: tuple[tuple[int, bytes], Thing, Tensor] | None = None
+
+    def of(self, n: int, rng: torch.Generator, nbytes: int, make: Callable[[], Thing]) -> Thing:
+        """N draws of so many bytes together: those that are known, or new ones, kept unless they are too large."""
+        if nbytes > self._most_bytes:
+            return make()
+        key, last = (n, rng.get_state().numpy().tobytes()), self._last
+        if last is None or last[0] != key:
+            thing = make()
+            last = self._last = (key, thing, rng.get_state())
+        rng.set_state(last[2])
+        return last[1]
+
+
 class DrawPredictor:
-    """Predicts with weight draws, each sent through a replica of the network's module."""
+    """Predicts with weight draws: each has a replica of the network's module, or few replicas serve many draws."""
 
     def __init__(self, draws: DrawFunction, state: State, network: Network) -> None:
-        self._draws, self._state = draws, state
+        self._draws, self._state, self._network = draws, state, network
         self._networks = Replicas(network.replica)
+        self._draw_bytes = network.n_parameters * network.dtype.itemsize
+        self._prepared: PreparedDraws[_DrawModules] = PreparedDraws()
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
         """The method's own weight draws, n of them."""
@@ -124,8 +152,14 @@ class DrawPredictor:
 
     def outputs(self, x: Inputs, n: int, rng: torch.Generator) -> tuple[Tensor, Hyper]:
         """Outputs [S, B, ...] of n weight draws, and their hyper."""
-        with self._networks.lent() as network:
-            return outputs_of_draws(self._draws(self._state, network, n, rng), self._state["hyper"], network, x)
+        network, hyper, nbytes = self._network, self._state["hyper"], n * self._draw_bytes
+        if nbytes > PREPARED_BYTES or n > PREPARED_MODULES:
+            with self._networks.lent() as replica:
+                return outputs_of_draws(self._draws(self._state, replica, n, rng), hyper, replica, x)
+        prepared = self._prepared.of(
+            n, rng, nbytes, lambda: _DrawModules(network, list(self._draws(self._state, network, n, rng)))
+        )
+        return prepared.outputs(x), hyper | prepared.learned
 
     def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
         """The draws that `outputs` makes."""
@@ -137,6 +171,29 @@ class DrawPredictor:
     def moments(self, x: Inputs, joint: bool = False) -> None:
         """None: outputs of weight draws have no closed form."""
         return None
+
+
+class _DrawModules:
+    """Modules that hold the weights of a draw each, so that a pass is a pass of the bare module."""
+
+    def __init__(self, network: Network, draws: list[Params]) -> None:
+        alike = [next(i for i, other in enumerate(draws) if other is draw) for draw in draws]
+        self._place = [sorted(set(alike)).index(i) for i in alike]  # draws that are the same object share a module
+        different = [draws[i] for i in sorted(set(alike))]
+        self._networks = Replicas(lambda: [network.holding(params) for params in different])
+        names = [name for name in draws[0] if name.startswith("hyper/")]
+        self.learned = {name.removeprefix("hyper/"): torch.stack([draw[name] for draw in draws]) for name in names}
+
+    def outputs(self, x: Inputs) -> Tensor:
+        """Outputs of every draw, [S, B, ...]."""
+        with torch.no_grad(), self._networks.lent() as networks:
+            each = [_passes_in_pieces(network, x) for network in networks]
+        return torch.stack([each[place] for place in self._place])
+
+
+def _passes_in_pieces(network: Network, x: Inputs) -> Tensor:
+    pieces = [network.evaluation_pass(move(piece, network.device)) for piece in slices(x, PIECE_ROWS)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def outputs_of_draws(draws: Iterator[Params], hyper: Hyper, network: Network, x: Inputs) -> tuple[Tensor, Hyper]:

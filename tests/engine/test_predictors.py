@@ -1,11 +1,13 @@
-"""A replica is lent to one caller at a time, comes back whatever happens, and is made only when none is free."""
+"""A replica is lent to one caller at a time and made only when none is free; draws of a seed are made once."""
 
 import itertools
 import threading
 
 import pytest
+import torch
+from torch import Tensor
 
-from caveat.engine.predictors import Replicas
+from caveat.engine.predictors import PreparedDraws, Replicas
 
 
 def numbered() -> Replicas[int]:
@@ -63,3 +65,26 @@ def test_nothing_is_made_before_it_is_asked_for_and_a_failure_to_make_is_the_cal
     with pytest.raises(MemoryError, match="no room"), replicas.lent():
         pass
     assert made == [1]
+
+
+def test_prepared_draws_are_made_once_for_a_seed() -> None:
+    made: list[int] = []
+
+    def drawn(n: int, rng: torch.Generator, prepared: PreparedDraws[Tensor], nbytes: int = 8) -> Tensor:
+        def make() -> Tensor:
+            made.append(n)
+            return torch.randn(n, generator=rng)
+
+        return prepared.of(n, rng, nbytes, make)
+
+    prepared: PreparedDraws[Tensor] = PreparedDraws(most_bytes=100)
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    assert torch.equal(drawn(3, first, prepared), drawn(3, second, prepared))
+    assert made == [3]
+    assert torch.equal(first.get_state(), second.get_state())  # the generator has moved on
+    assert not torch.equal(drawn(3, first, prepared), drawn(3, torch.Generator().manual_seed(5), prepared))
+    assert drawn(2, torch.Generator().manual_seed(5), prepared).shape == (2,)
+    made.clear()
+    for _ in range(2):
+        drawn(3, torch.Generator().manual_seed(5), prepared, nbytes=101)
+    assert made == [3, 3]  # too large to keep

@@ -6,7 +6,7 @@ f(x, w) ~ f(x, w*) + J(x) (w - w*)   so that outputs are Gaussian:   N(f(x, w*),
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from caveat.batches import Inputs, count_rows, move, outside_inference_mode, sli
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.laplace.chosen_weights import ChosenWeights
-from caveat.engine.laplace.gaussians import WeightGaussian
+from caveat.engine.laplace.gaussians import DenseGaussian, LowRankGaussian, WeightGaussian
 from caveat.engine.laplace.layer_gaussians import check_gaussian, restored
-from caveat.engine.predictors import FixedForm, LinearDraws, Replicas, WeightDraws, outputs_of_draws
-from caveat.engine.row_gradients import Jacobian, Plans, evenly
+from caveat.engine.predictors import FixedForm, LinearDraws, PreparedDraws, Replicas, WeightDraws, outputs_of_draws
+from caveat.engine.row_gradients import Jacobian, LastLayer, Plans, RowPass, evenly
 from caveat.engine.state_checks import check_hyper, check_indices, check_point, network_tensors
 from caveat.engine.torch_settings import differentiable_attention, jvp
 from caveat.likelihoods import Hyper
@@ -81,12 +81,13 @@ class LaplacePredictor:
         self._state, self._prediction = state, prediction
         chosen, self._gaussian = state.posterior(network)
         self._plans = Plans()
-        self._replicas = Replicas(lambda: replace(chosen, network=chosen.network.replica()))
+        self._prepared: PreparedDraws[Tensor] = PreparedDraws()
+        self._replicas = Replicas(lambda: _Replica(replace(chosen, network=chosen.network.replica()), state.params))
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
         """Weight draws: the point plus draws of the Gaussian, n of them."""
-        with self._replicas.lent() as chosen:
-            yield from self._weight_draws(chosen, n, rng)
+        with self._replicas.lent() as replica:
+            yield from self._weight_draws(replica.chosen, n, rng)
 
     def _weight_draws(self, chosen: ChosenWeights, n: int, rng: torch.Generator) -> Iterator[Params]:
         for _ in range(n):
@@ -101,28 +102,35 @@ class LaplacePredictor:
         if self._prediction == "bridge":
             mean, covariance = self.moments(x)
             return bridge(mean, covariance, n, rng), hyper
-        with self._replicas.lent() as chosen:
+        with self._replicas.lent() as replica:
+            chosen = replica.chosen
             if self._prediction == "weights":
                 return outputs_of_draws(self._weight_draws(chosen, n, rng), hyper, chosen.network, x)
             if not count_rows(x):
                 outputs = self._at_the_point(chosen, x)
                 return outputs.expand(n, *outputs.shape), hyper
-            jacobian = self._jacobian(chosen, x)
+            jacobian = replica.jacobian(x, self._plans)
             if jacobian.plan.outputs > 2 * n:
                 with contextlib.suppress(NotImplementedError):  # a layer without forward derivatives, such as an LSTM
                     return self._by_tangents(chosen, x, n, rng), hyper
-            return self._by_row_gradients(jacobian, x, n, rng), hyper
+            return self._by_row_gradients(replica, jacobian, x, n, rng), hyper
 
-    def _by_row_gradients(self, jacobian: Jacobian, x: Inputs, n: int, rng: torch.Generator) -> Tensor:
+    def _by_row_gradients(
+        self, replica: "_Replica", jacobian: Jacobian, x: Inputs, n: int, rng: torch.Generator
+    ) -> Tensor:
         """F + J delta from the gradients of every row."""
         gaussian, device = self._gaussian, jacobian.network.device
         numbers = n * len(gaussian.prior)
-        advice = "take fewer draws with predict(x, draws=...), or prediction='closed'"
-        refuse_if_too_large(f"{n} draws of {len(gaussian.prior):,} weights", 8 * numbers, device, advice)
-        deltas = gaussian.deltas(n, rng)
+
+        def drawn() -> Tensor:
+            advice = "take fewer draws with predict(x, draws=...), or prediction='closed'"
+            refuse_if_too_large(f"{n} draws of {len(gaussian.prior):,} weights", 8 * numbers, device, advice)
+            return gaussian.deltas(n, rng)
+
+        deltas = self._prepared.of(n, rng, numbers * gaussian.prior.element_size(), drawn)
         outputs = []
         for piece in slices(x, evenly(count_rows(x), gaussian.rows_at_once(jacobian))):
-            row_pass = jacobian.at(move(piece, device))
+            row_pass = replica.at(jacobian, move(piece, device), self._gaussian)
             shifts = gaussian.shifts(row_pass, deltas)
             outputs.append(row_pass.outputs + shifts.reshape(n, *row_pass.outputs.shape).to(row_pass.outputs.dtype))
             del row_pass  # before the next pass is made: two would be held at once
@@ -148,16 +156,17 @@ class LaplacePredictor:
     def moments(self, x: Inputs, joint: bool = False) -> tuple[Tensor, Tensor]:
         """f(x, w*) [B, ...] and J P^-1 J^T, [B, D, D] or joint [B D, B D]."""
         x = outside_inference_mode(x)
-        with self._replicas.lent() as chosen:
+        with self._replicas.lent() as replica:
+            chosen = replica.chosen
             if not count_rows(x):
                 outputs = self._at_the_point(chosen, x)
                 d = outputs.shape[1:].numel()
                 return outputs, outputs.new_zeros((0, 0) if joint else (0, d, d))
-            jacobian, rows = self._jacobian(chosen, x), count_rows(x)
+            jacobian, rows = replica.jacobian(x, self._plans), count_rows(x)
             size = rows if joint else evenly(rows, self._gaussian.rows_at_once(jacobian))
             means, covariances = [], []
             for piece in slices(x, size):
-                row_pass = jacobian.at(move(piece, chosen.network.device))
+                row_pass = replica.at(jacobian, move(piece, chosen.network.device), self._gaussian)
                 means.append(row_pass.outputs)
                 covariances.append(self._gaussian.covariance(row_pass, joint))
                 del row_pass
@@ -171,7 +180,8 @@ class LaplacePredictor:
                 "prediction='bridge' draws from a distribution of each row's own, so no module without randomness "
                 "gives it: fit with prediction='closed', or 'samples'"
             )
-        with self._replicas.lent() as chosen:
+        with self._replicas.lent() as replica:
+            chosen = replica.chosen
             if self._prediction == "weights" and n is not None:
                 draws = self._weight_draws(chosen, n, rng)
                 return WeightDraws([(chosen.network, params) for params in draws], state.hyper)
@@ -191,9 +201,31 @@ class LaplacePredictor:
         with torch.no_grad():
             return chosen.network(self._state.params, move(x, chosen.network.device))
 
-    def _jacobian(self, chosen: ChosenWeights, x: Inputs) -> Jacobian:
-        first = move(next(iter(slices(x, 3))), chosen.network.device)
-        return Jacobian(chosen.network, self._state.params, first, chosen.index, plans=self._plans)
+
+class _Replica:
+    """The chosen weights with a network of their own, and its Jacobian, which is made for the first prediction."""
+
+    def __init__(self, chosen: ChosenWeights, params: Params) -> None:
+        self.chosen, self._params = chosen, params
+        self._jacobian: Jacobian | None = None
+        self._last: LastLayer | None = None
+
+    def jacobian(self, x: Inputs, plans: Plans) -> Jacobian:
+        """Row gradients at the point."""
+        if self._jacobian is None:
+            network = self.chosen.network
+            first = move(next(iter(slices(x, 3))), network.device)
+            self._jacobian = Jacobian(network, self._params, first, self.chosen.index, plans=plans)
+            self._last = LastLayer.of(self._jacobian)
+        return self._jacobian
+
+    def at(self, jacobian: Jacobian, x: Inputs, gaussian: WeightGaussian) -> RowPass:
+        """One pass over these rows; an ordinary one where that tells all that the Gaussian asks."""
+        if self._last is not None and isinstance(gaussian, DenseGaussian | LowRankGaussian):
+            rows = self._last.at(x)
+            if rows is not None:
+                return cast(RowPass, rows)  # these Gaussians ask for outputs, features, rows and products with them
+        return jacobian.at(x)
 
 
 def bridge(mean: Tensor, covariance: Tensor, n: int, rng: torch.Generator) -> Tensor:

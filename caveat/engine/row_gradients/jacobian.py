@@ -134,7 +134,7 @@ class Jacobian:
         through layers that are not differentiated a pass holds a few of its largest tensors.
         """
         on_gpu = self.network.device.type == "cuda"
-        room = min(2**31, (free_bytes(self.network.device) or 2**31) // 16)  # of a GPU
+        room = min(2**31, (free_bytes(self.network.device) or 2**31) // 16) if on_gpu else 0
         by_layers = (room if on_gpu else 2**26) // (4 * max(self.plan.numbers * layers, 1))
         by_columns = (room if on_gpu else 2**28) // (4 * max(self.size * columns, 1))
         by_pass = (room if on_gpu else 2**27) // (4 * 8 * max(self.plan.widest, 1))

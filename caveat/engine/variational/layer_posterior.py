@@ -7,7 +7,7 @@ are drawn, 0 for those that are points. A linear layer that has lost whole input
 likelihood learned, "noise" the numbers that multiply whole units, "slices" the channels of a narrow network.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, move, slices
-from caveat.engine.predictors import PIECE_ROWS, Replicas, WeightDraws
+from caveat.engine.predictors import PIECE_ROWS, PREPARED_BYTES, PreparedDraws, Replicas, WeightDraws
 from caveat.engine.sparse import (
     LayerGeometry,
     SparseLayer,
@@ -236,6 +236,7 @@ class LayerPredictor:
         self._state, self._network = state, network
         self._local = local and state.log_std is not None
         self._substitutes = Replicas(self._substitute)
+        self._prepared: PreparedDraws[list[Tensor]] = PreparedDraws()
 
     def draws(self, n: int, rng: torch.Generator) -> Iterator[Params]:
         """Whole weights of n draws, zero where there are none."""
@@ -251,14 +252,26 @@ class LayerPredictor:
                 seed = int(torch.randint(2**62, (), generator=rng))
                 draw = partial(_normals_like, torch.Generator(device).manual_seed(seed))
                 substitute.draw_noise(draw, draw)
-            for _ in range(n):
+            for values in self._values(substitute, n, rng):
                 if self._local and state.log_std is not None:
                     substitute.use(state.mean, (2 * state.log_std).exp())
                 else:
-                    substitute.use(state.values(substitute.layout, rng))
+                    substitute.use(values)
                 pieces = (move(piece, device) for piece in slices(x, PIECE_ROWS))
                 outputs.append(torch.cat([substitute.network.evaluation_pass(piece) for piece in pieces]))
         return torch.stack(outputs), state.hyper
+
+    def _values(self, substitute: Substitute, n: int, rng: torch.Generator) -> Iterable[Tensor]:
+        """Flat weights of n draws; few enough are kept for the next prediction, more are made one after the other."""
+        state = self._state
+        if self._local:
+            return [state.mean] * n
+
+        def drawn() -> Iterator[Tensor]:
+            return (state.values(substitute.layout, rng) for _ in range(n))
+
+        nbytes = n * state.mean.numel() * state.mean.element_size()
+        return drawn() if nbytes > PREPARED_BYTES else self._prepared.of(n, rng, nbytes, lambda: list(drawn()))
 
     def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
         """The draws that `outputs` makes, of a narrow network where the posterior is of one."""
