@@ -71,6 +71,34 @@ def test_ten_thousand_classes_fit_into_little_memory() -> None:
         assert not [text for text in posterior.info.warnings if "passes back" in text]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        (caveat.Laplace(structure="kronecker", precision="given", fisher="mc"), 5 * 10**6),
+        (caveat.SampledLaplace(samples=4, precision=1.0), 10**8),  # of a row's factor, minutes
+    ],
+    ids=["kronecker", "sampled"],
+)
+def test_ten_thousand_classes_in_other_structures(method: Method, most: int) -> None:
+    task, start = problem(10_000, 20)
+    with LargestAllocation() as tensors:
+        posterior = caveat.fit(task, method, start=start, progress=False)
+    assert tensors.most <= most, f"{tensors.most:,} numbers"
+    probs = posterior.predict(task.train.dataset.tensors[0][:3], draws=3).probs
+    torch.testing.assert_close(probs.sum(-1), torch.ones(3))
+
+
+def test_exact_kronecker_factors_of_ten_thousand_classes_are_refused_where_they_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, start = problem(10_000, 20)
+    monkeypatch.setattr(cost, "free_bytes", lambda device: 15 * 10**8)
+    method = caveat.LastLayerLaplace(structure="kronecker", precision="given")
+    with pytest.raises(MemoryError, match=r"needs 3\.2 GB, 1\.5 GB are free.*structure='diagonal'"):
+        caveat.fit(task, method, start=start, progress=False)
+
+
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 def test_the_last_layer_in_one_go_is_that_of_all_columns(structure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task, start = problem(7, 40)
