@@ -12,12 +12,23 @@ The annotation is the only place a range is written: errors, `--help` and the do
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["Count", "NonNegative", "NonNegativeInt", "Positive", "Range", "Share", "check_knobs", "knob_classes"]
+__all__ = [
+    "Count",
+    "NonNegative",
+    "NonNegativeInt",
+    "Positive",
+    "Range",
+    "Share",
+    "check_knobs",
+    "kinds",
+    "knob_classes",
+]
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,20 @@ def knob_classes(owner: type) -> list[type]:
     options = [option for field in fields for option in _options(hints[field.name])]
     nested = [cls for cls in options if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls is not owner]
     return list(dict.fromkeys(inner for cls in nested for inner in (cls, *knob_classes(cls))))
+
+
+def kinds(hint: Any) -> dict[str, Any]:
+    """What a knob that is a word or one of several dataclasses may be, by the words of files and command lines.
+
+    `Literal["auto"] | ConjugateGradients` may be "auto", or conjugate_gradients: the class, whose fields are knobs.
+    """
+    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else ()
+    words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
+    classes = [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
+    if not words or not classes:
+        return {}
+    named = {re.sub("(?<!^)(?=[A-Z])", "_", option.__name__).lower(): option for option in classes}
+    return {word: word for word in words} | named
 
 
 def _options(hint: Any) -> list[Any]:

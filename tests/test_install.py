@@ -55,7 +55,7 @@ def test_every_direct_dependency_is_pinned() -> None:
         name.lower().replace("_", "-")
         for name in re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     }
-    direct = {Requirement(r).name.lower() for r in metadata.requires("caveat") or []} - {"caveat"}
+    direct = {Requirement(r).name.lower().replace("_", "-") for r in metadata.requires("caveat") or []} - {"caveat"}
     assert direct <= pins
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import pytest
 import torch
 
-from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, Share, check_knobs, knob_classes
+from caveat.knobs import Count, NonNegative, NonNegativeInt, Positive, Range, Share, check_knobs, kinds, knob_classes
 
 
 class Shaped(Protocol):
@@ -144,3 +144,8 @@ def test_whole_numbers_beyond_all_bounds_are_refused(value: int) -> None:
         with pytest.raises(ValueError, match=rf"Knobs\({name}="):
             check_knobs(Knobs(**{name: value}))
     check_knobs(Knobs(count=2**63 - 1))
+
+
+def test_kinds_of_a_knob_are_words_and_classes() -> None:
+    assert kinds(Literal["auto"] | Inner) == {"auto": "auto", "inner": Inner}
+    assert kinds(Inner) == kinds(Inner | None) == kinds(Literal["auto"] | float) == {}

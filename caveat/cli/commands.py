@@ -6,6 +6,7 @@ line names are imported, since torch comes with them and takes longer than all t
 """
 
 import ast
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
@@ -138,6 +139,7 @@ def knobs_from_words(arguments: Sequence[str]) -> Any:
     import torch
     from tyro import constructors
 
+    from caveat.knobs import kinds
     from caveat.methods import Method, method_name
 
     registry = constructors.ConstructorRegistry()
@@ -160,6 +162,14 @@ def knobs_from_words(arguments: Sequence[str]) -> Any:
                 is_instance=lambda value: Method in type(value).__mro__,
                 str_from_instance=lambda value: [method_name(value)],
             )
+        if kinds(info.type):
+            return constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar=f"{{{','.join(kinds(info.type))}}}[:KNOB=VALUE,...]",
+                instance_from_str=lambda texts: _of_kind(kinds(info.type), texts[0]),
+                is_instance=lambda value: value in kinds(info.type) or type(value) in kinds(info.type).values(),
+                str_from_instance=lambda value: [str(value)],
+            )
         return None
 
     return registry
@@ -172,6 +182,34 @@ def _tensor(texts: list[str]) -> Any:
     if not texts[0].endswith(".npy") or not Path(texts[0]).is_file():
         raise ValueError(f"{texts[0]} is no npy file")
     return torch.from_numpy(numpy.load(texts[0], allow_pickle=False))
+
+
+def _of_kind(options: dict[str, Any], text: str) -> Any:
+    """A knob of several kinds: a word alone, or `conjugate_gradients:rank=64,tolerance=.01`."""
+    word, _, knobs = text.partition(":")
+    word = word.replace("-", "_")
+    if word not in options:
+        raise ValueError(f"{word} is none of {', '.join(options)}")
+    option = options[word]
+    if not isinstance(option, type):
+        if knobs:
+            raise ValueError(f"{word} has no knobs, such as {knobs}")
+        return option
+    known = [field.name for field in dataclasses.fields(option)]
+    values = {}
+    for knob in filter(None, knobs.split(",")):
+        name, _, value = knob.partition("=")
+        if name not in known:
+            raise ValueError(f"{word} has no knob {name!r}: it has {', '.join(known)}")
+        values[name] = _number_or_word(value)
+    return option(**values)
+
+
+def _number_or_word(text: str) -> int | float | str:
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text
 
 
 def _method(texts: list[str]) -> Any:

@@ -24,6 +24,16 @@ def test_from_fit_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(capsys, "fit", "swag", "--out", swag, "--start", point, *QUICK, "--rank", "2")[0] == 0
     assert json.loads((swag / "posterior.json").read_text())["method"]["fields"]["rank"] == 2
 
+    sampled = tmp_path / "posteriors" / "sampled"
+    knobs = ["--samples", "1", "--precision", "1", "--solver", "conjugate-gradients:rank=4,tolerance=.1"]
+    assert run(capsys, "fit", "sampled_laplace", "--out", sampled, "--start", point, "--quiet", *knobs)[0] == 0
+    solver = json.loads((sampled / "posterior.json").read_text())["method"]["fields"]["solver"]
+    assert solver["type"] == "ConjugateGradients"
+    assert (solver["fields"]["rank"], solver["fields"]["tolerance"]) == (4, 0.1)
+    for given, told in (("newton", "newton is none of auto"), ("exact:rank=4", "exact has no knob")):
+        code, _, err = run(capsys, "fit", "sampled_laplace", "--out", tmp_path / "no", "--solver", given)
+        assert (code, told in err) == (2, True)
+
     predictions = tmp_path / "predictions.npz"
     code, out, _ = run(capsys, "predict", "--posterior", swag, "--out", predictions, "--draws", "4", "--quiet")
     assert code == 0

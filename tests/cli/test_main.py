@@ -16,7 +16,7 @@ def test_help_shows_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
     for name, method in discover().items():
         code, out, _ = run(capsys, "fit", name, "--help")
         assert code == 0
-        for field in dataclasses.fields(method):
+        for field in (field for field in dataclasses.fields(method) if field.init):
             nested = dataclasses.is_dataclass(getattr(method(), field.name))
             names = (
                 [f"{field.name}.{f.name}" for f in dataclasses.fields(getattr(method(), field.name))]

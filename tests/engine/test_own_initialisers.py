@@ -190,7 +190,6 @@ def test_models_of_transformers_are_drawn_as_they_were_built() -> None:
                 assert torch.equal(value, built[name]), name
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft's own calls
 def test_adapters_of_peft_are_drawn_as_they_were_put_in() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     peft = pytest.importorskip("peft", reason="needs peft")

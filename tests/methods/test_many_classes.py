@@ -9,6 +9,7 @@ from torch import nn
 import caveat
 from caveat.engine import cost
 from caveat.engine.laplace import laplace_methods
+from caveat.engine.linear_model import ConjugateGradients
 from caveat.engine.method import Method
 
 
@@ -121,7 +122,7 @@ def test_many_passes_are_told() -> None:
 def test_samples_with_many_classes_take_few_rows_at_a_time_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     classes, rows = 60, 60
     task, start = problem(classes, rows)
-    method = caveat.SampledLaplace(samples=2, precision=1.0)
+    method = caveat.SampledLaplace(samples=2, precision=1.0, solver=ConjugateGradients())
     monkeypatch.setattr("caveat.engine.linearised.jacobian_features._BESIDE_NUMBERS", {"cpu": 60_000})
     with LargestAllocation() as tensors:
         posterior = caveat.fit(task, method, start=start, progress=False)

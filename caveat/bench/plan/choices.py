@@ -5,6 +5,7 @@
     like = "hmc"                           # or: begin with the keys of that label, without its `sweep` and `tune`
     chains = 4                             # any knob of the method
     of = "swag"                            # of an ensemble: a method, or a table of `method` and its knobs
+    solver = {kind = "exact"}              # a knob of several kinds: a word, or a table of `kind` and its knobs
     prior = "laplace"                      # a family, as wide as 1 / prior_precision, or file.py:function
     prior_factor = 10.0                    # the prior's variance times this
     data = ["digits"]                      # fitted to these data sets only
@@ -25,7 +26,7 @@ from caveat.bench.plan.keys import as_list, as_strings, as_table, beside, check_
 from caveat.bench.plan.priors import FAMILIES
 from caveat.engine.training import Training
 from caveat.files import names_function
-from caveat.knobs import Positive, check_knobs
+from caveat.knobs import Positive, check_knobs, kinds
 from caveat.methods import Method, discover
 
 __all__ = ["MAP", "TEMPERED", "Choice", "choices_of", "family"]
@@ -183,15 +184,29 @@ def _inner_method(given: Any, key: str) -> Any:
     return _with_knobs(discover()[str(name)](), knobs, key)
 
 
+def _of_kind(options: Mapping[str, Any], given: Any, key: str) -> Any:
+    """A knob that is one of several kinds: a word, or a table of `kind` and that kind's knobs."""
+    knobs = {"kind": given} if isinstance(given, str) else dict(as_table(key, given))
+    kind = knobs.pop("kind", None)
+    check_known(f"{key}.kind", kind, options)
+    option = options[str(kind)]
+    if isinstance(option, type):
+        return _with_knobs(option(), knobs, key)
+    check_names(knobs, [], f"{key}.", f"{kind!r} has no knob")
+    return option
+
+
 def _with_knobs(default: Any, knobs: Mapping[str, Any], key: str) -> Any:
     """A dataclass with some fields set: nested tables are its nested dataclasses, lists its tuples."""
     known = [f.name for f in dataclasses.fields(default) if f.init]
     check_names(knobs, known, f"{key}.", f"{type(default).__name__} has no knob")
     values = {}
     for name, value in knobs.items():
-        nested = getattr(default, name)
-        if Method in get_args(get_type_hints(type(default))[name]):
+        nested, hint = getattr(default, name), get_type_hints(type(default))[name]
+        if Method in get_args(hint):
             value = _inner_method(value, f"{key}.{name}")
+        elif kinds(hint):
+            value = _of_kind(kinds(hint), value, f"{key}.{name}")
         elif dataclasses.is_dataclass(nested) and isinstance(value, dict):
             value = _with_knobs(nested, value, f"{key}.{name}")
         values[name] = tuple(value) if isinstance(value, list) else value

@@ -44,8 +44,8 @@ class Training:
 
     def filled(self, own: "Training") -> "Training":
         """These knobs, with a method's own for those that are None."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(own, **{name: value for name, value in given.items() if value is not None})
+        missing = [field.name for field in fields(own) if getattr(self, field.name) is None]
+        return replace(self, **{name: getattr(own, name) for name in missing})
 
     @property
     def descent(self) -> "Descent":

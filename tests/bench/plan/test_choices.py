@@ -7,6 +7,7 @@ import pytest
 from caveat import HMC, SSVI, SWAG, DeepEnsemble, Ensemble, GaussianPrior, LaplacePrior, bench
 from caveat.bench.plan import Cell, prior_of
 from caveat.data import load
+from caveat.engine.linear_model import ConjugateGradients, Exact
 from tests.bench.small import GOOD, complaint_of
 
 
@@ -96,3 +97,21 @@ def test_an_ensemble_is_of_a_method_by_name_or_with_its_knobs(tmp_path: Path) ->
     assert grid["few"].method == Ensemble(of=SSVI(density=0.2), members=2)
     complaint = complaint_of(tmp_path, GOOD + "[methods.multi]\nmethod = 'ensemble'\nof = 'swog'\n")
     assert "methods.multi.of.method: there is no 'swog' (did you mean 'swag'?)" in complaint
+
+
+def test_a_knob_of_several_kinds_is_a_word_or_a_table(tmp_path: Path) -> None:
+    def solver(given: str) -> object:
+        method = cells(tmp_path, f"{GOOD}[methods.sampled_laplace]\nsolver = {given}\n")["sampled_laplace"].method
+        return method.solver
+
+    assert solver("'auto'") == "auto"
+    assert solver("'exact'") == Exact()
+    assert solver("{ kind = 'conjugate_gradients', rank = 8 }") == ConjugateGradients(rank=8)
+    with pytest.raises(
+        ValueError, match=r"methods.sampled_laplace.solver.kind: there is no 'newton'; there are auto, exact"
+    ):
+        solver("'newton'")
+    with pytest.raises(ValueError, match=r"methods.sampled_laplace.solver.rank: Exact has no knob"):
+        solver("{ kind = 'exact', rank = 8 }")
+    with pytest.raises(ValueError, match=r"methods.sampled_laplace.solver.rank: 'auto' has no knob"):
+        solver("{ kind = 'auto', rank = 8 }")

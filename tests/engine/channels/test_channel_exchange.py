@@ -360,7 +360,7 @@ def test_layers_with_no_known_reason_are_named_too() -> None:
             out: Tensor = self.body(self.encoder(x[:, None])[:, 0])
             return out
 
-    with pytest.raises(ValueError, match=r"\(encoder.linear1; encoder.linear2\)"):
+    with pytest.raises(ValueError, match=r"\(encoder.linear1; encoder.linear2; encoder.self_attn.out_proj\)"):
         reached(Encoded(), torch.randn(30, 6), 0.1)
 
 

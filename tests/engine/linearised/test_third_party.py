@@ -11,7 +11,6 @@ from caveat.engine.linear_model import ConjugateGradients, DenseFeatures, Linear
 from caveat.engine.linearised import jacobian_features
 from tests.engine.linearised.third_party_reference import NETWORKS, QUICK, DensePosterior, trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 PRECISION, SAMPLES = 2.0, 3
 SLOW = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
 FINE = {"rtol": 1e-7, "atol": 1e-9}
