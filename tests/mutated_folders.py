@@ -28,6 +28,13 @@ def module() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
 
 
+def on_frozen_layers() -> nn.Module:
+    """The same module with its first layer frozen, as the base of an adapter is."""
+    network = module()
+    network[0].requires_grad_(False)
+    return network
+
+
 def inputs() -> Tensor:
     return torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 

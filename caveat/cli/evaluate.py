@@ -92,10 +92,12 @@ class Calibrate(Verb):
 
     def run(self, common: Common) -> None:
         """Calibrate, and save with the recipe and with which rows it was."""
+        from caveat.fitting import remove_leftovers
         from caveat.recipe import data_of, read_posterior
         from caveat.storage import read_json
 
         if self.out.exists():
+            remove_leftovers(self.out)
             raise FileExistsError(f"--out {self.out} exists: choose another folder")
         posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
         source = self.data or recipe.data

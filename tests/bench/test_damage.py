@@ -62,6 +62,7 @@ def copy(finished: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     """The experiment file and a copy of its results."""
     file, out = finished
     shutil.copytree(out, tmp_path / "out")
+    assert run(file, tmp_path / "out").ran == 0  # tables of this experiment, where another has used the folder since
     return file, tmp_path / "out"
 
 

@@ -116,8 +116,9 @@ def _quantiles(points: Tensor, cdf: Tensor, z: Tensor) -> Tensor:
 
 def _in_float64(prediction: RegressionPredictive) -> RegressionPredictive:
     """The same prediction in float64: in float32 a tail of one in ten million is lost."""
-    fields = dataclasses.fields(prediction)
-    return dataclasses.replace(prediction, **{f.name: getattr(prediction, f.name).double() for f in fields})
+    values = {field.name: getattr(prediction, field.name) for field in dataclasses.fields(prediction)}
+    tensors = {name: value.double() for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(prediction, **tensors)  # type: ignore[arg-type]  # of tensors alone
 
 
 def _largest(predictions: Sequence[PoissonPredictive]) -> int:

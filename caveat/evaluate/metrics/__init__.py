@@ -5,12 +5,14 @@
 `per_row` has accuracy, Brier score, squared error and how often intervals and sets hold the target; `joint` scores
 labels of several rows at once; `class_counts` says which classes are taken for which; `calibration` asks whether
 probabilities are met by frequencies; `refusal` what the error is on the rows kept when the others may be refused;
-`detection` how well uncertainty tells out-of-distribution data apart. `catalogue` is the one place with the names of
-metrics, their directions and how their values are written.
+`detection` how well uncertainty tells out-of-distribution data apart; `against_marginals` whether predictions are
+better than the marginals of their targets. `catalogue` is the one place with the names of metrics, their directions and
+how their values are written.
 
 Called by `evaluate.scoring`, `evaluate.fidelity`, `evaluate.comparison`, `bench` and `report`.
 """
 
+from caveat.evaluate.metrics.against_marginals import Baseline, MarginalGain, gain_over_marginals
 from caveat.evaluate.metrics.calibration import (
     Reliability,
     central_coverage,
@@ -40,8 +42,10 @@ from caveat.evaluate.metrics.score import Columns, Score
 
 __all__ = [
     "METRICS",
+    "Baseline",
     "ByClass",
     "Columns",
+    "MarginalGain",
     "Metric",
     "Reliability",
     "Score",
@@ -53,6 +57,7 @@ __all__ = [
     "format_error",
     "format_number",
     "format_seconds",
+    "gain_over_marginals",
     "interval_coverage",
     "joint_nll",
     "marginal_calibration_error",

@@ -12,9 +12,10 @@ from tqdm.auto import tqdm
 
 from caveat.evaluate.feature_distance import FeatureDistance
 from caveat.evaluate.fidelity import ReferenceSet, fidelity_on
-from caveat.evaluate.metrics import Columns
+from caveat.evaluate.metrics import Baseline, Columns, gain_over_marginals
 from caveat.evaluate.predictions import file_stem, prediction_arrays, row_blocks
 from caveat.evaluate.scoring.scores import Scored, Scores, score, score_ood
+from caveat.likelihoods import Bernoulli, Categorical, Likelihood
 from caveat.methods import method_name
 from caveat.posterior import Posterior
 from caveat.predictive import BernoulliPredictive
@@ -41,6 +42,8 @@ def evaluate(
     progress: bool = True,
 ) -> Scores:
     """Score a posterior on data sets: clean, shifted, and out of distribution.
+
+    Where predictions are not clearly better than the marginals of the targets, `scores["clean"].warnings` says so.
 
     Args:
         posterior: what to score.
@@ -94,7 +97,8 @@ def evaluate(
                 metrics |= closeness.scores
                 compared_with = {"chains": closeness.chains, "draws": closeness.draws, "notes": list(closeness.notes)}
             facts = condition.name, condition.family, condition.severity, condition.role
-            scored.append(Scored(*facts, len(arrays["rows"]), metrics, file))
+            warnings = _against_marginals(posterior, condition.rows, columns) if is_test else ()
+            scored.append(Scored(*facts, len(arrays["rows"]), metrics, file, warnings))
     content = _metrics_file(posterior, name, class_names, target, scored)
     if compared_with:
         content["reference"] = compared_with
@@ -137,6 +141,29 @@ def _conditions(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Condi
         if stems.count(stem) > 1:
             raise ValueError(f"data set names must differ in letters and digits, {condition.name!r} does not")
     return conditions
+
+
+def _against_marginals(posterior: Posterior, rows: Rows, columns: Columns) -> tuple[str, ...]:
+    """A warning where predictions are not clearly better than the marginals of their targets.
+
+    Classes that are weighted are not to be predicted as often as they come.
+    """
+    if getattr(posterior.network.likelihood, "class_weights", None) is not None:
+        return ()
+    baseline = _baseline(posterior.network.likelihood, rows)
+    gain = gain_over_marginals(columns["log_prob"], columns["targets"], columns["rows"], baseline)
+    return () if gain is None or gain.warning is None else (gain.warning,)
+
+
+def _baseline(likelihood: Likelihood, rows: Rows) -> Baseline:
+    """The likelihood's own `baseline` of targets as they stand in a column: labels one below the other."""
+    if likelihood.kind == "regression":
+        return likelihood.baseline
+    if not isinstance(likelihood, Bernoulli):
+        return Categorical().baseline
+    _, y = next(iter(row_blocks(rows, 1)))
+    width = y.shape[-1] if y.ndim > 1 else 1
+    return lambda labels: likelihood.baseline(labels.reshape(-1, width)) / width
 
 
 def _check_class_names(posterior: Posterior, rows: Rows, names: Sequence[str]) -> None:

@@ -40,12 +40,15 @@ class Scored:
     rows: int
     metrics: dict[str, Score]
     file: str | None = None  # where the predictions are, relative to the run's folder
+    warnings: tuple[str, ...] = ()  # such as that predictions are worse than the marginals of the targets
 
     def __str__(self) -> str:
-        return f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.metrics.items())
+        line = f"{self.name}: " + ", ".join(f"{name} {value}" for name, value in self.metrics.items())
+        return "\n    ".join([line, *(f"warning: {warning}" for warning in self.warnings)])
 
     def _repr_html_(self) -> str:
-        return facts_html(f"{self.name}, {self.rows:,} rows", {n: str(score) for n, score in self.metrics.items()})
+        facts = {name: str(score) for name, score in self.metrics.items()}
+        return facts_html(f"{self.name}, {self.rows:,} rows", facts, notes_html(self.warnings))
 
     def __getitem__(self, metric: str) -> Score:
         if metric not in self.metrics:
@@ -78,7 +81,8 @@ class Scores:
             (scored.name, *(str(scored.metrics[name]) if name in scored.metrics else "" for name in metrics))
             for scored in self.data
         ]
-        return table_html(self.label, ["", *metrics], rows, notes_html(self.notes))
+        warnings = [f"{scored.name}: {warning}" for scored in self.data for warning in scored.warnings]
+        return table_html(self.label, ["", *metrics], rows, notes_html([*warnings, *self.notes]))
 
     def to_frame(self) -> Any:
         """A frame of pandas, one row a number that was measured, under the names that `results.csv` has."""

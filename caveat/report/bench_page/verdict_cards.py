@@ -13,7 +13,7 @@ from typing import Any
 from caveat.evaluate.comparison import Gain
 from caveat.report.draw import gain_plot, plot_figure, section, styles, swatch, verdict_list, warning_note
 from caveat.report.numbers import Answer
-from caveat.report.saved import BenchGroup, SavedBench
+from caveat.report.saved import BenchGroup, SavedBench, marginal_notes
 from caveat.report.wording import joined_by_and, plural
 
 __all__ = ["method_sentence", "verdict_sections"]
@@ -37,7 +37,8 @@ def verdict_sections(bench: SavedBench) -> str:
             for guard in guards
             if (answer := _answer_of(guard)).against_baseline
         )
-        verdicts = f"{head}{_sentences(group, guards)}{_warning_note(group, guards)}"
+        marginals = "".join(f'<p class="note">{escape(note)}</p>' for note in marginal_notes(group.done))
+        verdicts = f"{head}{_sentences(group, guards)}{_warning_note(group, guards)}{marginals}"
         sentences += f'<div data-set="{group.index}">{verdicts}</div>'
         gains += f'<div data-set="{group.index}">{head}<div class="grid">{plots}</div></div>' if plots else ""
     nothing = '<p class="note">There is nothing to compare: no method was fitted with the seeds of the baseline.</p>'

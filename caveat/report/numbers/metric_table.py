@@ -16,6 +16,7 @@ from caveat.report.saved import (
     SavedRun,
     clean_of,
     left_out_notes,
+    marginal_notes,
     mean_over_data,
     ood_sets,
     reference_notes,
@@ -55,7 +56,7 @@ class MetricTable:
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
     cells: tuple[tuple[MeanAndError, ...], ...]
-    notes: tuple[str, ...] = ()  # what is left out, and what beside methods differs from the reference
+    notes: tuple[str, ...] = ()  # what is left out, what is no better than marginals, what differs from the reference
 
     def best(self, column: int) -> set[int]:
         """The rows with the best value of a column, to the digits shown; none where all are alike."""
@@ -81,7 +82,7 @@ def table(runs: Sequence[SavedRun]) -> MetricTable:
         labels=tuple(run.label for run in runs),
         columns=tuple(columns[index] for index in measured),
         cells=tuple(tuple(row[index] for index in measured) for row in rows),
-        notes=(*left_out_notes(runs), *reference_notes(runs)),
+        notes=(*left_out_notes(runs), *marginal_notes(runs), *reference_notes(runs)),
     )
 
 

@@ -29,7 +29,7 @@ from caveat.report.draw import (
 )
 from caveat.report.numbers import Answer, answers, baseline
 from caveat.report.numbers import table as metrics_table
-from caveat.report.saved import SavedRun, data_by_title, left_out_notes, ood_sets, shift_families
+from caveat.report.saved import SavedRun, data_by_title, left_out_notes, marginal_notes, ood_sets, shift_families
 from caveat.report.wording import joined_by_and, plural
 
 __all__ = [
@@ -53,7 +53,7 @@ def summary_section(runs: Sequence[SavedRun]) -> str:
         for answer in every_answer
     )
     body = f'<div class="answers">{cards}</div>' if cards else "<p>No data set with targets was scored.</p>"
-    body += "".join(f'<p class="note">{escape(note)}</p>' for note in left_out_notes(runs))
+    body += "".join(f'<p class="note">{escape(note)}</p>' for note in (*left_out_notes(runs), *marginal_notes(runs)))
     body += warning_note(runs) + _against_baseline(runs, every_answer)
     return section("summary", "In short", _lead(runs), body)
 

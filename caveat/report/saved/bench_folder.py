@@ -178,6 +178,7 @@ def _mean_run(any_run: SavedRun, method: str, kind: str, runs: Sequence[SavedRun
                 metric: over_seeds([run.by_name[part.name].metrics.get(metric, UNKNOWN).mean for run in runs])
                 for metric in part.metrics
             },
+            warnings=tuple(dict.fromkeys(text for run in runs for text in run.by_name[part.name].warnings)),
         )
         for part in first.data
     )

@@ -15,6 +15,7 @@ __all__ = [
     "clean_of",
     "data_by_title",
     "left_out_notes",
+    "marginal_notes",
     "ood_sets",
     "reference_notes",
     "shared_names",
@@ -102,6 +103,23 @@ def _averaged_over(runs: Sequence[SavedRun], family: str) -> str:
         f"means are over {joined_by_and(shared)}, which all runs with this shift have; "
         f"{joined_by_and(dropped)} {verb} left out."
     )
+
+
+def marginal_notes(runs: Sequence[SavedRun]) -> list[str]:
+    """Write a sentence for each run whose clean predictions have a warning, and one for those of shifted data."""
+    notes = [
+        f"{run.label} on {run.clean.name}: {warning}." for run in runs if run.clean for warning in run.clean.warnings
+    ]
+    shifted = []
+    for run in runs:
+        every = [data for family in run.shifts.values() for data in family]
+        names = [data.name for data in every if data.warnings]
+        if names:
+            few = joined_by_and(names) if len(names) <= 3 else f"{len(names)} of {len(every)} sets"
+            shifted.append(f"{run.label} ({few})")
+    if shifted:
+        notes.append(f"No better than the marginals of shifted targets, or not clearly: {joined_by_and(shifted)}.")
+    return notes
 
 
 def reference_notes(runs: Sequence[SavedRun]) -> list[str]:

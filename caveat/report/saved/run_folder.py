@@ -44,6 +44,7 @@ class SavedData:
     kind: str
     classes: int
     arrays: Arrays | None = None  # of predictions that were never written
+    warnings: tuple[str, ...] = ()  # such as that predictions are worse than the marginals of the targets
 
     @cached_property
     def predictions(self) -> Arrays:
@@ -194,6 +195,7 @@ def _saved_data(entry: dict[str, Any], folder: Path, kind: str, classes: int) ->
         path=path,
         kind=kind,
         classes=classes,
+        warnings=tuple(str(text) for text in entry.get("warnings", ())),
     )
 
 
