@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import caveat
 from caveat import SGMCMC, Training
@@ -13,48 +13,13 @@ from caveat.engine import captured_steps
 from caveat.engine.chains import langevin_sampler, parallel_chains
 from caveat.engine.run import Run
 from caveat.engine.training import point_training
+from tests.recorded_steps import CHAINS, Waits, network, rotated, task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-X = torch.randn(200, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-Y = (X[:, 0].mean((1, 2)) > 0).long()
-
-
-def network(*middle: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), *middle, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
-
-
-def rotated(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Some images mirrored, without a look at a number."""
-    flip = torch.rand(len(x), generator=rng, device=x.device) < 0.5
-    return torch.where(flip[:, None, None, None], x.flip(-1), x)
-
-
-def task(module: nn.Module | None = None, **more: Any) -> caveat.Task:
-    return caveat.Task(module or network(), (X, Y), caveat.Categorical(), **more)
 
 
 def fitted(method: caveat.Method, problem: caveat.Task | None = None, **more: Any) -> caveat.Posterior:
     return caveat.fit(problem or task(), method, device="cuda", progress=False, **more)
-
-
-CHAINS = {
-    "given": SGMCMC(chains=3, length=3, thin=1, burn_in=2, learning_rate=0.01, momentum=0.9, batch_size=48),
-    "found": SGMCMC(chains=2, length=2, thin=1, burn_in=4, batch_size=48),
-    "rmsprop": SGMCMC(
-        chains=2,
-        length=3,
-        thin=1,
-        burn_in=2,
-        learning_rate=0.001,
-        preconditioner="rmsprop",
-        momentum=0.9,
-        batch_size=48,
-    ),
-    "augmented": SGMCMC(chains=2, length=3, thin=1, burn_in=2, learning_rate=0.01, batch_size=50, augment=True),
-    "cyclical": SGMCMC(chains=2, length=2, thin=1, burn_in=1, cycle=3, learning_rate=0.01, batch_size=50),
-}
 
 
 @pytest.mark.parametrize("which", CHAINS)
@@ -77,6 +42,9 @@ def test_recorded_chains_are_the_chains(which: str, monkeypatch: pytest.MonkeyPa
 def test_a_killed_recorded_chain_goes_on_as_the_same_chain(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A sum in another order, by 1e-6 of the largest gradient, moves the chain with rmsprop by ten times the tolerance:
+    # weights whose gradients were tiny at first have next to no mass. On a CPU chains go on bit for bit.
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     whole = fitted(CHAINS[which])
     checkpoint = Run.checkpoint
 
@@ -172,13 +140,6 @@ def test_an_ensemble_killed_side_by_side_goes_on(tmp_path: Path, monkeypatch: py
     resumed = fitted(method, folder=tmp_path / "p")
     for name, value in whole.state["params"].items():
         torch.testing.assert_close(resumed.state["params"][name].to(value), value, rtol=1e-3, atol=1e-4)
-
-
-class Waits(nn.Module):
-    """Looks at a number, for which the host waits."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if float(x.abs().max()) > 1e6 else x
 
 
 def test_what_cannot_be_recorded_is_said_and_done_all_the_same() -> None:

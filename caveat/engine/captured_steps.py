@@ -13,6 +13,7 @@ that is not recorded are the same step.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -52,22 +53,65 @@ def are_resident(rows: Rows) -> bool:
 def captured(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
     """A function of a tensor on a GPU, recorded: it takes tensors shaped as `x` and returns new ones."""
     x = x.clone()
-    graph = torch.cuda.CUDAGraph()
     outputs: list[Tensor] = []
 
     def once() -> None:
         outputs[:] = function(x)
 
     _warm_up(once, x.device)
-    with torch.cuda.graph(graph):
-        once()
+    replay = _record(once, [])
 
     def replayed(now: Tensor) -> tuple[Tensor, ...]:
         x.copy_(now)
-        graph.replay()
+        replay()
         return tuple(output.clone() for output in outputs)
 
     return replayed
+
+
+# What follows up to the lanes is all that is said to CUDA; tests of lanes on a CPU put plain calls in its place.
+
+
+def _record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+    """A graph of a step that is not made now; calling it makes the step, with the generators where they then are."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        step()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+def _branches(steps: Sequence[Callable[[], None]], device: torch.device) -> Callable[[], None]:
+    """A call that makes steps at the same time, each on a stream of its own."""
+    streams = [torch.cuda.Stream(device) for _ in steps]
+
+    def all_steps() -> None:
+        here = torch.cuda.current_stream()
+        for step, stream in zip(steps, streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                step()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    return all_steps
+
+
+def _seconds(replay: Callable[[], None], times: int) -> float:
+    """How long so many replays take."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(times):
+        replay()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _drawn(device: torch.device) -> object:
+    """Where torch's own generator is: it moves when a network draws random numbers itself."""
+    return torch.cuda.default_generators[device.index or 0].get_offset()
 
 
 def _warm_up(step: Callable[[], None], device: torch.device) -> None:
@@ -131,14 +175,13 @@ class _Recording:
         self._order = torch.zeros(len(lanes), capacity, batch_size, dtype=torch.long, device=device)
         self._numbers = torch.zeros(len(lanes), capacity, dtype=torch.float64, device=device)
         self._place = torch.zeros(len(lanes), 1, dtype=torch.long, device=device)  # the next step of each lane
-        self._streams = [torch.cuda.Stream(device) for _ in lanes]
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._replays: list[Callable[[], None]] = []
 
     def record(self, side_by_side: int) -> None:
         """Record graphs of so many lanes each."""
         count = len(self._lanes)
         groups = [range(i, min(i + side_by_side, count)) for i in range(0, count, side_by_side)]
-        self._graphs = [self._recorded(group) for group in groups]
+        self._replays = [self._recorded(group) for group in groups]
 
     def run(self, order: Tensor, numbers: Tensor) -> None:
         """Step every lane through its rows, [lanes, steps, B], with a number each, [lanes, steps]."""
@@ -146,9 +189,9 @@ class _Recording:
         self._order[:, :steps] = order.to(self._order.device)
         self._numbers[:, :steps] = numbers.to(self._numbers)
         self._place.zero_()
-        for graph in self._graphs:
+        for replay in self._replays:
             for _ in range(steps):
-                graph.replay()
+                replay()
 
     def lanes_that_pay(self) -> int:
         """How many lanes a graph should have: twice as many as long as that makes more steps a second."""
@@ -170,51 +213,35 @@ class _Recording:
 
     def _speed(self, which: range) -> float:
         """Steps a second of a graph of these lanes, which are afterwards where they were."""
-        graph = self._recorded(which)
+        replay = self._recorded(which)
         before = self._kept(which)
-        graph.replay()
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(TIMED):
-            graph.replay()
-        torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
+        replay()
+        seconds = _seconds(replay, TIMED)
         self._put_back(which, before)
         return len(which) * TIMED / seconds
 
-    def _recorded(self, which: range) -> torch.cuda.CUDAGraph:
+    def _recorded(self, which: range) -> Callable[[], None]:
         """A graph of one step of each of these lanes, which stay where they are."""
-        before = self._kept(which)
-        offset = torch.cuda.default_generators[self._place.device.index or 0].get_offset()
+        device = self._place.device
+        before, drawn = self._kept(which), _drawn(device)
+        step = _branches([partial(self._step, i) for i in which], device)
         try:
-            _warm_up(lambda: self._step(which), self._place.device)
-            if torch.cuda.default_generators[self._place.device.index or 0].get_offset() != offset:
+            _warm_up(step, device)
+            if _drawn(device) != drawn:
                 raise CaptureError("the network draws random numbers of its own (dropout), so steps are not recorded")
         except (CaptureError, torch.OutOfMemoryError):
             self._put_back(which, before)
             raise
-        graph = torch.cuda.CUDAGraph()
-        for i in which:
-            for generator in self._lanes[i].generators:
-                graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
-            self._step(which)
-        torch.cuda.synchronize()
+        replay = _record(step, [generator for i in which for generator in self._lanes[i].generators])
         self._put_back(which, before)
-        return graph
+        return replay
 
-    def _step(self, which: range) -> None:
-        """One step of each of these lanes, each on a stream of its own."""
-        here = torch.cuda.current_stream()
-        for i in which:
-            self._streams[i].wait_stream(here)
-            with torch.cuda.stream(self._streams[i]):
-                rows = self._order[i].index_select(0, self._place[i])[0]
-                number = self._numbers[i].index_select(0, self._place[i])[0]
-                self._lanes[i].step(self._rows.resident(rows), number)
-                self._place[i].add_(1).remainder_(self.capacity)
-        for i in which:
-            here.wait_stream(self._streams[i])
+    def _step(self, lane: int) -> None:
+        """One step of a lane."""
+        rows = self._order[lane].index_select(0, self._place[lane])[0]
+        number = self._numbers[lane].index_select(0, self._place[lane])[0]
+        self._lanes[lane].step(self._rows.resident(rows), number)
+        self._place[lane].add_(1).remainder_(self.capacity)
 
     def _kept(self, which: range) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of what these lanes change, and the states of their generators."""

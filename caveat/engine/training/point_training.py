@@ -75,7 +75,7 @@ def train_points(
     task: Task, network: Network, starts: Sequence[State], training: Training, runs: Sequence[Run]
 ) -> Iterator[Point]:
     """Train a point from every start, each in a run of its own: side by side on a GPU, else one after the other."""
-    if len(starts) > 1 and training.epochs != 0 and runs[0].device.type == "cuda":
+    if _together(runs) and training.epochs != 0:
         trained = [PointTraining(task, network, start, training, run) for start, run in zip(starts, runs, strict=True)]
         loops = [each.loop for each in trained]
         for run in runs:
@@ -90,6 +90,10 @@ def train_points(
     for start, run in zip(starts, runs, strict=True):
         run.restart_clock()
         yield train_point(task, network, start, training, run)
+
+
+def _together(runs: Sequence[Run]) -> bool:
+    return len(runs) > 1 and runs[0].device.type == "cuda"
 
 
 class PointTraining:

@@ -1,0 +1,105 @@
+"""Recorded steps, on a CPU by recordings that behave as CUDA graphs do: the same chains and networks, killed or not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import caveat
+from caveat import Training
+from caveat.engine import captured_steps
+from caveat.engine.run import Run
+from tests.recorded_steps import CHAINS, Waits, network, record_on_the_cpu, rotated, task
+
+
+def fitted(method: caveat.Method, problem: caveat.Task | None = None, **more: Any) -> caveat.Posterior:
+    return caveat.fit(problem or task(), method, progress=False, **more)
+
+
+def assert_same(a: caveat.Posterior, b: caveat.Posterior) -> None:
+    for group in ("params", "stats"):
+        for name, value in a.state[group].items():
+            assert torch.equal(b.state[group][name], value), name
+
+
+@pytest.mark.parametrize("growth", [1.0, 4.0], ids=["side by side", "one by one"])
+@pytest.mark.parametrize("which", CHAINS)
+def test_recorded_chains_are_the_chains(which: str, growth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = task(augment=rotated) if which == "augmented" else task()
+    plain = fitted(CHAINS[which], problem)
+    lanes = record_on_the_cpu(monkeypatch, growth)
+    assert_same(plain, fitted(CHAINS[which], problem))
+    assert set(lanes) == {CHAINS[which].chains if growth == 1 else 1}
+
+
+@pytest.mark.parametrize("which", CHAINS)
+def test_a_killed_recorded_chain_is_the_same_bit_for_bit(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = task(augment=rotated) if which == "augmented" else task()
+    record_on_the_cpu(monkeypatch)
+    whole = fitted(CHAINS[which], problem)
+    checkpoint = Run.checkpoint
+
+    def killed(self: Run, *given: Any) -> None:
+        checkpoint(self, *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    monkeypatch.setattr(Run, "checkpoint", killed)
+    for _ in range(CHAINS[which].plan(200, 128).epochs):
+        with pytest.raises(KeyboardInterrupt):
+            fitted(CHAINS[which], problem, folder=tmp_path / "p")
+    monkeypatch.setattr(Run, "checkpoint", checkpoint)
+    assert_same(whole, fitted(CHAINS[which], problem, folder=tmp_path / "p"))
+
+
+def test_what_python_decides_while_a_step_is_recorded_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_the_cpu(monkeypatch)
+    tensor, rng = torch.zeros(()), torch.Generator().manual_seed(0)
+    amount = 1.0
+
+    def step() -> None:
+        tensor.add_(torch.rand((), generator=rng) * 0 + amount)
+
+    replay = captured_steps._record(step, [rng])
+    amount = 5.0
+    tensor.zero_()
+    state = rng.get_state()
+    replay()
+    assert float(tensor) == 1.0
+    assert not torch.equal(rng.get_state(), state)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(epochs=6, batch_size=48),
+        Training(epochs=6, batch_size=48, optimizer="sgd", learning_rate=0.05, clip=1.0),
+        Training(epochs=12, batch_size=50, learning_rate=0.05, patience=2),
+    ],
+    ids=["adam", "sgd", "patience"],
+)
+def test_members_side_by_side_are_those_trained_alone(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = task(network(nn.BatchNorm2d(8)), validation=0.2, augment=rotated)
+    method = caveat.DeepEnsemble(members=3, training=training)
+    alone = fitted(method, problem)
+    lanes = record_on_the_cpu(monkeypatch)
+    together = fitted(method, problem)
+    assert lanes
+    assert together.info.gradient_evaluations == alone.info.gradient_evaluations
+    for name, value in alone.state["params"].items():
+        torch.testing.assert_close(together.state["params"][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_recorded_is_said_and_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fitted(CHAINS["given"], task(network(Waits())))
+    record_on_the_cpu(monkeypatch)
+    waits = fitted(CHAINS["given"], task(network(Waits())))
+    assert any("one after the other" in warning for warning in waits.info.warnings)
+    assert_same(plain, waits)
+    dropout = caveat.DeepEnsemble(members=2, training=Training(epochs=2))
+    said = fitted(dropout, task(network(nn.Dropout(0.5)))).info.warnings
+    assert any("random numbers of its own" in warning for warning in said)
