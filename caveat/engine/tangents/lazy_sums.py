@@ -3,9 +3,15 @@
 A convolution's tangent is W * dx + dW * x + db, a residual adds another, and relu multiplies. On a GPU each of these
 takes about as long as the convolution of a narrow layer, since all it does is to read and write; together, compiled,
 they read and write once. On a CPU they are added one after the other.
+
+Compiling a kind of sum takes seconds, and a network has dozens of kinds (54 for eight samples of a ResNet-18), so that
+few rows are done long before. A kind is compiled once its sums have waited for memory, beyond what one pass takes, for
+as long as compiling takes: whatever is still to come, both together take at most twice what the better of always and
+never would have taken.
 """
 
 import functools
+import time
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +22,7 @@ from torch import Tensor
 __all__ = ["FUSING", "Terms", "times_slope"]
 
 FUSING = ("cuda",)  # devices where additions wait
+COMPILING = 1.5  # seconds that a kind of sum takes to compile
 
 
 class Terms:
@@ -68,20 +75,16 @@ def _of_images(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
     k, b, c, h, w = terms[0].shape
     parts = [term.permute(1, 3, 4, 0, 2).flatten(0, 2) for term in terms]
     slope_by_place = None if slope is None else slope.permute(0, 2, 3, 1).flatten(0, 2).unsqueeze(1)
-    # One kernel for any number of places. C and the usual K are constants in it: dividing by unknown ones takes longer
-    # than the sum. All other K, which solvers come to as vectors are done, share one: compiling takes a second.
-    unknown = (0,) if k % 8 == 0 else (0, 1)
-    for part in parts if slope_by_place is None else [*parts, slope_by_place]:
-        torch._dynamo.mark_dynamic(part, [axis for axis in unknown if part.shape[axis] > 1])
     sum_of = _fused(len(terms), slope_by_place is not None, terms[0].dtype, k if k % 8 == 0 else None, c)
     return sum_of(parts, slope_by_place).view(b, h, w, k, c).permute(3, 0, 4, 1, 2)
 
 
 def _sum(terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
-    total = terms[0]
+    """The sum in single precision at least, and rounded once."""
+    total = terms[0] if terms[0].itemsize >= 4 else terms[0].float()
     for term in terms[1:]:
         total = total + term
-    return total if slope is None else total * slope
+    return (total if slope is None else total * slope).to(terms[0].dtype)
 
 
 @functools.cache
@@ -94,12 +97,22 @@ def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: i
 
 
 class _FusedSum:
-    """A compiled sum; where it cannot be compiled, a warning says so and the sum takes several kernels."""
+    """A sum that is compiled when that pays; where it cannot be compiled, a warning says so."""
 
     def __init__(self, compiled: Callable[..., Tensor]) -> None:
         self.function = compiled
+        self.waited = 0.0  # seconds that sums took which were not compiled, beyond what they would take as one kernel
 
     def __call__(self, terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:
+        if self.waited < COMPILING:
+            passes = 2.0 * (len(terms) - 1) + 0.5 * (slope is not None)  # a slope that all K share is read slowly
+            self.waited += passes * terms[0].nbytes / _bytes_a_second(terms[0].device)
+            return _sum(terms, slope)
+        # One kernel for any number of places. C and the usual K are constants in it: dividing by unknown ones takes
+        # longer than the sum. All other K, which solvers come to as vectors are done, share one.
+        unknown = (0,) if terms[0].shape[1] % 8 == 0 else (0, 1)
+        for part in terms if slope is None else [*terms, slope]:
+            torch._dynamo.mark_dynamic(part, [axis for axis in unknown if part.shape[axis] > 1])
         try:
             return self.function(terms, slope)
         except torch.OutOfMemoryError:
@@ -112,3 +125,21 @@ class _FusedSum:
                 stacklevel=2,
             )
             return _sum(terms, slope)
+
+
+@functools.cache
+def _bytes_a_second(device: torch.device) -> float:
+    """How fast memory is read or written, from doubling 64 MB of numbers a few times."""
+    numbers, best = torch.ones(2**24, device=device), 0.0
+    for _ in range(4):
+        started = _now(device)
+        numbers.mul_(2.0)
+        best = max(best, 2 * numbers.nbytes / (_now(device) - started))
+    return best
+
+
+def _now(device: torch.device) -> float:
+    """The time when all that was asked of a device is done, in seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

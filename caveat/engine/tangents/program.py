@@ -94,7 +94,7 @@ class Program:
         # Values that no input is part of are made once: the weights, and what becomes of them before they meet one.
         self.fixed: dict[fx.Node, Any] = {placeholders[name]: value for name, value in given.items()}
         self.fixed |= {node: getattr(graph, node.target) for node in nodes if node.op == "get_attr"}
-        self.result: fx.Node = nodes[-1].args[0]
+        (self.result,) = pytree.tree_leaves(nodes[-1].args[0])
         self.calls = _calls(nodes, self.result)
         self.wires: dict[fx.Node, tuple[Wire | None, ...]] = {wire[0]: (wire,) for wire in self.leaves}
         self.largest = self.activations = 1  # numbers in the largest tangent of a vector, and in all; weights' apart

@@ -13,6 +13,7 @@ become their ordinary operations.
 
 import contextlib
 import math
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,17 @@ def traced(network: Network, params: Params, x: Inputs, float16: bool, until: fl
     """
     with _TRACING:
         graph = _traced(network, params, x, float16, until)
+        if not any(_writes(node) for node in graph.graph.nodes):
+            return graph
         return _without_writing_in_place(graph, [*params.values(), *tensors(x)], until)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operation writes into what it is given; what torch has no word on may."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or bool(schema.is_mutable)
 
 
 def check_time(until: float) -> None:

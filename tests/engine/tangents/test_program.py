@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.tangents import Program, image_layouts, lazy_sums, product_rules
+from caveat.engine.tangents import Program, image_layouts, lazy_sums, product_rules, tracing
 from caveat.engine.tangents.tracing import NotTraceableError
 from caveat.engine.torch_settings import full_precision
 from caveat.network import Network
@@ -148,3 +148,16 @@ def test_a_network_is_traced_whatever_a_program_has_set_for_tf32() -> None:
         assert torch.backends.cudnn.conv.fp32_precision == "ieee"
     assert torch.backends.cudnn.enabled
     assert_products(module, x)
+
+
+def test_a_graph_is_traced_again_only_where_something_writes_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[int] = []
+    once_more = tracing._without_writing_in_place
+    monkeypatch.setattr(tracing, "_without_writing_in_place", lambda *a: (again.append(1), once_more(*a))[1])
+    x = torch.randn(20, 4)
+    for in_place in (False, True):
+        module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(inplace=in_place), nn.Linear(5, 3)).eval()
+        network = Network(module, caveat.Categorical(), caveat.GaussianPrior())
+        graph = tracing.traced(network, network.params() | network.buffers(), x, False)
+        assert not any(tracing._writes(node) for node in graph.graph.nodes)
+        assert len(again) == in_place
