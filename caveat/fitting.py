@@ -18,7 +18,7 @@ from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, RunFile, digest_of_finished
-from caveat.engine.training import check_against_marginals, warn_if_no_optimum
+from caveat.engine.training import Training, check_against_marginals, warn_if_no_optimum
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
@@ -69,8 +69,9 @@ def fit(
     needed = method.memory(task.network)
     what = f"{type(method).__name__} on {task.network.n_parameters:,} weights"
     refuse_if_too_large(what, needed, place, "make it smaller, or select fewer weights with parameters=")
-    # Torch would import this when the first optimiser is made, and its seconds would count as the first fit's.
-    importlib.import_module("torch._dynamo")
+    if _trains(method) or _trains(start):
+        # Torch would import this when the first optimiser is made, and its seconds would count as the first fit's.
+        importlib.import_module("torch._dynamo")
     reset_peak(place)
     ranks = current_ranks(place)
     if place.type == "cuda" and place.index is None:
@@ -85,6 +86,16 @@ def fit(
             run.discard()
         ranks.wait()
     return posterior
+
+
+def _trains(part: object) -> bool:
+    """Whether a method, a start or a part of them has knobs of training, and so makes an optimiser."""
+    if isinstance(part, Training):
+        return True
+    parts = (
+        dataclasses.fields(part) if dataclasses.is_dataclass(part) and not isinstance(part, type | Posterior) else ()
+    )
+    return any(_trains(getattr(part, field.name)) for field in parts)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -2,14 +2,17 @@
 
 import gc
 import mmap
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from caveat.engine import cost
-from caveat.engine.cost import free_bytes, peak_bytes, refuse_if_too_large, reset_peak, words
+from caveat.engine.cost import FlopCounter, free_bytes, peak_bytes, refuse_if_too_large, reset_peak, words
 
 CPU = torch.device("cpu")
 
@@ -70,3 +73,41 @@ def test_too_much_is_refused_with_both_numbers(monkeypatch) -> None:
 )
 def test_words(count: int, said: str) -> None:
     assert words(count) == said
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)),
+        nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 4, 32, batch_first=True)),
+        nn.Sequential(nn.Flatten(2), nn.LSTM(64, 5)),
+    ],
+    ids=["convolutions", "attention", "recurrent"],
+)
+@pytest.mark.parametrize("graph", [False, True])
+def test_operations_are_those_that_torch_counts(module: nn.Module, graph: bool) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    with torch.set_grad_enabled(graph), FlopCounterMode(display=False) as expected:
+        module.eval()(x)
+    with torch.set_grad_enabled(graph), FlopCounter() as counter:
+        module(x)
+    assert counter.total == expected.get_total_flops()
+    assert counter.total or not graph or "LSTM" in str(module)  # torch has no formula for fused ones
+
+
+def test_the_compiler_is_imported_for_training_alone() -> None:
+    """It takes seconds; torch imports it for an optimiser."""
+    script = """
+import sys, torch, caveat
+x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+net = torch.nn.Linear(4, 2)
+with torch.no_grad():
+    net.weight.copy_(torch.tensor([[-3.0, 0, 0, 0], [3, 0, 0, 0]]))
+task = caveat.Task(net, (x, (x[:, 0] > 0).long()), caveat.Categorical())
+for method in (caveat.Laplace(), caveat.LastLayerLaplace(), caveat.SGMCMC.quick, caveat.AEB.quick):
+    caveat.fit(task, method, progress=False).predict(x[:2])
+assert "torch._dynamo" not in sys.modules
+caveat.fit(task, caveat.LastLayerLaplace(), start=caveat.MAP.quick, progress=False)
+assert "torch._dynamo" in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, count_rows
-from caveat.engine.cost import words
+from caveat.engine.cost import FlopCounter, words
 from caveat.engine.run import Run
 from caveat.engine.sparse.kernels import LayerGeometry
 from caveat.engine.sparse.weight_layout import WeightLayout
@@ -261,8 +261,6 @@ def _check(active: Mapping[str, int], weights: Mapping[str, Any]) -> None:
 
 def _measured(network: Network, modules: Mapping[str, nn.Module], example: Inputs) -> tuple[dict[str, _Layer], float]:
     """Every layer as one forward pass finds it, and the operations of an example that are of no such layer."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     rows = count_rows(example)
     names = {module: name for name, module in modules.items()}
     positions = {name: [0.0, 0.0] for name in modules}
@@ -277,7 +275,7 @@ def _measured(network: Network, modules: Mapping[str, nn.Module], example: Input
     # With a graph, so that the inputs of each layer know whether anything before them is trained.
     params = {name: p.detach().requires_grad_(name in network.names) for name, p in parameters.items()}
     try:
-        with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        with torch.enable_grad(), FlopCounter() as counter:
             network(params, example)
     finally:
         for handle in handles:
@@ -288,7 +286,7 @@ def _measured(network: Network, modules: Mapping[str, nn.Module], example: Input
         key = id(weight)
         layers[name] = _Layer(weight.numel(), weight.element_size(), key in trained, key in seen, *positions[name])
         seen.add(key)
-    others = counter.get_total_flops() / rows - sum(2.0 * layer.size * layer.positions for layer in layers.values())
+    others = counter.total / rows - sum(2.0 * layer.size * layer.positions for layer in layers.values())
     return layers, max(others, 0.0)
 
 
