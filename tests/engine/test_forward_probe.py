@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import caveat
-from caveat.engine.forward_probe import differs_from, forward_probe
+from caveat.engine.forward_probe import DRAWN, _outputs, _weights, differs_from, forward_probe
 from caveat.engine.run import Run
 from caveat.network import Network
-from caveat.storage import code_digest
+from caveat.storage import CorruptFile, code_digest
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -51,6 +51,32 @@ def test_another_activation_is_noticed(other: type[nn.Module]) -> None:
     probe = forward_probe(network(mlp()), X)
     assert not differs_from(probe, network(mlp()))
     assert differs_from(probe, network(mlp(other)))
+
+
+def wide(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """More weights than are drawn of a parameter."""
+    return nn.Sequential(nn.Linear(3, 300), activation(), nn.Linear(300, 1024), activation(), nn.Linear(1024, 2))
+
+
+def test_large_parameters_repeat_numbers_and_no_two_rows_are_alike() -> None:
+    probe = forward_probe(network(wide()), X)
+    assert not differs_from(probe, network(wide()))
+    assert differs_from(probe, network(wide(nn.Tanh)))
+    weight = _weights(network(wide()), DRAWN)["2.weight"]
+    assert len(weight.unique(dim=0)) == len(weight) == 1024
+    assert float(weight.std()) == pytest.approx(300**-0.5, rel=0.01)
+
+
+def test_probes_of_old_files_had_every_number_drawn() -> None:
+    probe = forward_probe(network(wide()), X)
+    (outputs,) = _outputs(network(wide()), probe["inputs"], None)
+    assert outputs is not None
+    old = {"inputs": probe["inputs"], "outputs": outputs.tolist()}
+    assert not differs_from(old, network(wide()))
+    assert differs_from(old, network(wide(nn.Tanh)))
+    assert differs_from(old | {"weights": "repeated"}, network(wide()))  # these were not
+    with pytest.raises(CorruptFile, match="not whole"):
+        differs_from(old | {"weights": "otherwise"}, network(wide()))
 
 
 def test_weights_do_not_matter_and_nothing_of_the_data_is_kept() -> None:

@@ -73,9 +73,10 @@ class GramMatrix:
         for start in range(0, n, GRAM_BLOCK):
             stop = min(start + GRAM_BLOCK, n)
             square = self.total[start:stop, start:stop]
-            square.copy_(square.tril() + square.tril(-1).T)
+            square.tril_().diagonal().mul_(0.5)
+            square.copy_(square + square.T)
             self.total[start:stop, stop:] = self.total[stop:, start:stop].T
         if self.order is None:
             return self.total
         back = self.order.flatten().argsort()
-        return self.total[back.unsqueeze(1), back]
+        return self.total.index_select(0, back).index_select(1, back)
