@@ -5,7 +5,17 @@ For a linear layer f = W phi + b that makes the outputs, F^T F is a sum of Krone
     H = sum_n fisher_n (x) phi_n phi_n^T,     fisher_n [D, D] the Fisher information of the outputs,
 
 which takes products with phi in the place of products with gradients.
+
+A GPU multiplies bfloat16 an order of magnitude faster than float32. Where three such products take less time than one,
+which is measured, F is split into what bfloat16 holds of it and what that leaves, F = A + B, and
+
+    F^T F = A^T A + A^T B + B^T A + B^T B,     |B| <= 2^-9 |F|, so that the last term is left out
+
+is off by some 4e-6 of the root of its diagonal entries, where float32 is by 2e-7 and bfloat16 alone by 2e-4.
 """
+
+import functools
+import time
 
 import torch
 from torch import Tensor
@@ -57,15 +67,18 @@ class GramMatrix:
         f = f if self.total.dtype == torch.float32 else f.to(self.total.dtype)
         self.waiting = []
         n = len(self.total)
+        single = self.total.dtype == torch.float32
+        splits = single and f.dtype == torch.float32 and n >= GRAM_BLOCK and _splitting_pays(f.device)
+        pairs = _split(f) if splits else [(f, f)]
         for start in range(0, n, GRAM_BLOCK):
             stop = min(start + GRAM_BLOCK, n)
             target = self.total[start:, start:stop]
-            if f.dtype == target.dtype:
-                target.addmm_(f[:, start:].T, f[:, start:stop])
-            elif f.device.type == "cuda" and f.dtype == torch.bfloat16 and target.dtype == torch.float32:
-                target += torch.mm(f[:, start:].T, f[:, start:stop], out_dtype=target.dtype)
-            else:
-                target.addmm_(f[:, start:].T.to(target.dtype), f[:, start:stop].to(target.dtype))
+            for left, right in pairs:
+                left, right = left[:, start:].T, right[:, start:stop]
+                if left.device.type == "cuda" and left.dtype == torch.bfloat16 and single:
+                    target += torch.mm(left, right, out_dtype=target.dtype)
+                else:
+                    target.addmm_(left.to(target.dtype), right.to(target.dtype))
 
     def symmetric(self) -> Tensor:
         """The whole of H [n, n], both triangles, in the order of the weights."""
@@ -80,3 +93,34 @@ class GramMatrix:
             return self.total
         back = self.order.flatten().argsort()
         return self.total.index_select(0, back).index_select(1, back)
+
+
+def _split(f: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Pairs in bfloat16 whose products, left^T right, sum to F^T F but for rounding."""
+    high = f.bfloat16()
+    low = (f - high).bfloat16()
+    return [(high, high), (high, low), (low, high)]
+
+
+@functools.cache
+def _splitting_pays(device: torch.device) -> bool:
+    """Whether three products in bfloat16 are faster on a device than one in float32; never on a CPU."""
+    if device.type != "cuda":
+        return False
+    try:
+        return 3 * _seconds_of_product(device, torch.bfloat16) < _seconds_of_product(device, torch.float32)
+    except (TypeError, RuntimeError):  # a torch that cannot sum bfloat16 in float32, or a GPU without it
+        return False
+
+
+def _seconds_of_product(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:
+    """How long a product of square matrices takes, with sums in float32."""
+    f = torch.ones(size, size, dtype=dtype, device=device)
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        torch.mm(f.T, f, out_dtype=torch.float32) if dtype == torch.bfloat16 else torch.mm(f.T, f)
+        torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return min(times)
