@@ -30,6 +30,8 @@ class Predict(Verb):
         from caveat.recipe import inputs_of, read_posterior
         from caveat.storage import write_arrays
 
+        if self.out.suffix not in ("", ".npz", ".csv"):
+            raise ValueError(f"--out {self.out}: predictions are written as .npz or .csv")
         if self.out.exists():
             raise FileExistsError(f"--out {self.out} exists: choose another file")
         posterior, recipe = read_posterior(self.posterior, common.place(), self.model)

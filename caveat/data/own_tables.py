@@ -125,6 +125,7 @@ def table_data(table: Table, name: str, source: str, seed: int, known: Known) ->
         raise ValueError(f"{table.where}: {error}") from error
     encoding = known.encoding or _learned(table.rows(np.flatnonzero(~is_test).tolist()), columns, known.text)
     x, notes = encoding.encode(table)
+    repeated = _repeated(table)
     blank = (f"{without} row{'s' * (without > 1)} without a target left out",) if without else ()
     provenance = {
         "source": source,
@@ -135,7 +136,7 @@ def table_data(table: Table, name: str, source: str, seed: int, known: Known) ->
         "target_unit": read.unit,
         "id": known.id,
         "encoding": dataclasses.asdict(encoding),
-        "notes": [*blank, *notes],
+        "notes": [*table.notes, *repeated, *blank, *notes],
     }
     likelihood: Likelihood = "categorical" if read.class_names else "gaussian"
     arrays = Arrays(x[~is_test], read.y[~is_test], x[is_test], read.y[is_test])
@@ -151,7 +152,8 @@ def table_inputs(path: Path, known: Known, width: int) -> TableInputs:
         encoded = plain_numbers(table.header[:width]).encode(table)
     else:
         encoded = known.encoding.encode(table)
-    return TableInputs(encoded.x, *_ids(table, known.id, encoded))
+    ids, notes = _ids(table, known.id, encoded)
+    return TableInputs(encoded.x, ids, (*table.notes, *notes))
 
 
 def is_table(path: Path) -> bool:
@@ -176,6 +178,15 @@ def _inputs(table: Table, target: str, known: Known) -> tuple[str, ...]:
         raise ValueError(f"{table.where} needs a header with at least one column besides the target")
     table.cells([*columns, *(name for name in (known.id, *known.text) if name is not None)])  # which there must be
     return columns
+
+
+def _repeated(table: Table) -> tuple[str, ...]:
+    """A note on rows that stand more than once: some are trained on and tested on alike."""
+    count = len(table) - len(set(zip(*table.columns, strict=True)))
+    if not count:
+        return ()
+    repeats = "1 row repeats another" if count == 1 else f"{count} rows repeat others"
+    return (f"{repeats} cell by cell; where one is trained on and the other tested on, scores flatter",)
 
 
 def _learned(training_rows: Table, columns: tuple[str, ...], text: tuple[str, ...]) -> Encoding:

@@ -98,6 +98,34 @@ def test_new_rows_with_other_columns_unknown_towns_and_blanks(
     assert (code, "nameless.csv lacks the column z" in err) == (1, True)
 
 
+def test_a_table_in_european_dress_goes_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Semicolons, decimal commas, dates in two ways, a name of two lines, a constant, millions of euros."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(80):
+        area, day, month = rng.uniform(20, 90), rng.integers(1, 29), rng.integers(1, 13)
+        sold = f"{day:02}.{month:02}.2024" if number % 3 else f"2024-{month:02}-{day:02}"
+        price = f"{area * 3e4:,.2f} €".translate(str.maketrans(",.", ".,"))
+        rows.append(f'H{number};{area:.1f};"{sold}";Europe;{price}'.replace(".", ",", 1))
+    data = tmp_path / "flats.csv"
+    data.write_text("\n".join(['id;"area\n(m²)";sold;continent;price', *rows, rows[0]]), encoding="utf-8-sig")
+    short = ["--training.epochs", "60"]
+    fit = ["fit", "map", "--data", data, "--id", "id", "--out", tmp_path / "map", *short]
+    code, _, err = run(capsys, *fit)
+    assert code == 0, err
+    assert "sold (date, year-month-day or day.month.year), target price in €, left out continent (the same text" in err
+    assert "area (m²)" in err
+    assert "note: a comma stands before decimals" in err
+    assert "note: 1 row repeats another" in err
+    command = ["predict", "--posterior", tmp_path / "map", "--data", data, "--out"]
+    code, _, err = run(capsys, *command, tmp_path / "o.csv", "--quiet")
+    assert code == 0, err
+    written = lines(tmp_path / "o.csv")
+    assert len(written) == 81
+    assert max(float(row["mean"]) for row in written) > 1e6
+    assert not any("e" in row["mean"] for row in written), "all digits"
+    assert "predictions are written as .npz or .csv" in run(capsys, *command, tmp_path / "o.parquet")[2]
+
+
 def test_classes_and_their_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = houses(tmp_path / "sales.csv", "house,area,town,sold,sale")
     recalls = {}

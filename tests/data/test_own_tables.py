@@ -94,6 +94,14 @@ def test_rows_without_a_target_are_left_out_and_said(tmp_path):
     assert data.preprocessing["notes"] == ["1 row without a target left out"]
 
 
+def test_rows_that_repeat_others_are_said(tmp_path):
+    rows = [f"{row},{row / 7}" for row in range(30)]
+    for repeats, said in ((1, "1 row repeats another cell by cell"), (3, "3 rows repeat others cell by cell")):
+        data = load(str(write(tmp_path / "a.csv", rows + rows[:repeats], "a,y")))
+        assert len(data.train) + len(data.test) == 30 + repeats, "they are data all the same"
+        assert data.preprocessing["notes"][0].startswith(said)
+
+
 def test_errors_name_the_row_of_the_file(tmp_path):
     rows = [f"{row}.5,{row / 7 if row > 2 else ''}" for row in range(40)]
     rows[20] = "oops,1.0"

@@ -1,6 +1,7 @@
 """Tables as people have them: text, blanks, dates, sums of money, in csv and parquet files and in frames.
 
     cells       what a cell says: a number with its unit, a date, nothing
+    separators  what stands between cells, and before decimals
     sources     files and frames as columns of text
     targets     classes or numbers
     encoding    how columns become inputs: learned from training rows, kept as json, applied to new rows

@@ -1,7 +1,7 @@
 """What the cells of a column say: numbers with their unit, dates, or that there is nothing.
 
 1,200.50   $1,200.50   (35.00)   12.5%   1e-3   900 EUR        numbers, all of one unit
-2024-03-01   2024-03-01T12:30   01/03/2024   1 March 2024      dates, all written alike
+2024-03-01   2024-03-01T12:30   01/03/2024   1 March 2024      dates, written in one way or in several
 NA   n/a   nan   null   ?   -   and nothing at all             blanks
 """
 
@@ -28,7 +28,7 @@ _NUMBER = re.compile(
 )
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _ISO = "year-month-day"
-_FORMATS = {  # what a format is called -> how dates are written, the first that fits all cells
+_FORMATS = {  # what a format is called -> how dates are written, the first that fits
     "year/month/day": ("%Y/%m/%d",),
     "day.month.year": ("%d.%m.%Y",),
     "month/day/year": ("%m/%d/%Y",),
@@ -37,6 +37,8 @@ _FORMATS = {  # what a format is called -> how dates are written, the first that
     "day month year": ("%d %B %Y", "%d %b %Y"),
     "month day, year": ("%B %d, %Y", "%b %d, %Y"),
 }
+_EITHER = ("month/day/year", "day/month/year")  # 01/02/2024 is of both, so a column has one of them
+_OR = " or "  # between the ways of a column that has several
 _FIRST_DAY = datetime(1970, 1, 1)
 
 
@@ -130,15 +132,31 @@ def _number(cell: str) -> tuple[float, str] | None:
     return (-value if negative else value), match["before"] or match["after"] or ""
 
 
-def date_format(texts: Sequence[str]) -> str | None:
-    """What the way is called in which all of these texts write dates; None where they do not."""
-    written = [text for text in texts if not is_blank(text)]
+def date_format(cells: Cells) -> str | None:
+    """What the way is called in which a column's dates are written, or the ways; None where it hardly has dates.
+
+    A column may mix ways that cannot be taken for one another: `day.month.year or year-month-day`. Where more
+    than half of the cells are dates, a ValueError names the first that is none.
+    """
+    written = [text for text in cells.texts if not is_blank(text)]
     if not written:
         return None
     for name in (_ISO, *_FORMATS):
         if _date(written[0], name) is not None and all(_date(text, name) is not None for text in written):
             return name
-    return None
+    ways, left = [], written
+    first, second = ([text for text in written if _date(text, way) is not None] for way in _EITHER)
+    passed_over = _EITHER[0] if len(second) > len(first) else _EITHER[1]
+    for name in (_ISO, *_FORMATS):
+        rest = left if name == passed_over else [text for text in left if _date(text, name) is None]
+        ways += [name] * (len(rest) < len(left))
+        left = rest
+    if left and len(left) * 2 < len(written):
+        raise ValueError(
+            f"{cells.place(cells.texts.index(left[0]))} is not a date written {_OR.join(ways)}, as others of this "
+            f"column are: correct or blank it, or have the column read as text, --text {cells.name}"
+        )
+    return None if left else _OR.join(ways)
 
 
 def dates(cells: Cells, how: str) -> Array:
@@ -155,6 +173,8 @@ def dates(cells: Cells, how: str) -> Array:
 
 
 def _date(cell: str, how: str) -> datetime | None:
+    if _OR in how:
+        return next((date for way in how.split(_OR) if (date := _date(cell, way)) is not None), None)
     if how == _ISO:
         try:
             date = datetime.fromisoformat(f"{cell[:-1]}+00:00" if cell[-1:] == "Z" else cell)

@@ -182,9 +182,11 @@ def learn_encoding(table: Table, columns: Sequence[str], text: Collection[str] =
         elif not is_text and sum(map(is_number, written)) * 2 >= len(written):
             values, unit = _as_numbers(cells)
             numbers_read[name] = NumberColumn(name, unit), values
-        elif not is_text and (how := date_format(cells.texts)) is not None:
+        elif not is_text and (how := date_format(cells)) is not None:
             values = dates(cells, how)
             dates_read[name] = DateColumn(name, how, cycles=_cycles(values)), values
+        elif len(set(cells.texts)) == 1:
+            left_out[name] = "the same text in every training row"
         else:
             column = _category(name, cells.texts)
             if column is None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from caveat.data.dataset import import_extra, listed
 from caveat.data.tables.cells import Cells, is_number
+from caveat.data.tables.separators import split_cells, with_decimal_points
 from caveat.files import regular_file
 
 __all__ = ["TABLES", "Table", "read_frame", "read_table"]
@@ -32,27 +33,33 @@ class Table:
     header: tuple[str, ...]
     columns: tuple[list[str], ...]
     numbers: Sequence[int]  # of the rows in the file, from 1
+    notes: tuple[str, ...] = ()  # what is worth saying of how the file is written
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def cells(self, names: Sequence[str]) -> dict[str, Cells]:
-        """The cells of the named columns."""
+        """The cells of the named columns, by the names as they are given; spaces count as in `one_line`."""
         counts = Counter(self.header)
-        missing = [name for name in names if name not in counts]
+        missing = [name for name in names if one_line(name) not in counts]
         if missing:
             which = f"column{'s' * (len(missing) > 1)} {listed(missing)}"
             raise ValueError(f"{self.where} lacks the {which}; it has {listed(self.header)}")
-        twice = [name for name in names if counts[name] > 1]
+        twice = [name for name in names if counts[one_line(name)] > 1]
         if twice:
             raise ValueError(f"{self.where} has more than one column named {twice[0]!r}: give each a name of its own")
         places = {name: place for place, name in enumerate(self.header)}
-        return {name: Cells(self.where, name, self.columns[places[name]], self.numbers) for name in names}
+        return {name: Cells(self.where, name, self.columns[places[one_line(name)]], self.numbers) for name in names}
 
     def rows(self, chosen: Sequence[int]) -> Table:
         """Some of the rows, in this order."""
         columns = tuple([column[row] for row in chosen] for column in self.columns)
-        return Table(self.where, self.header, columns, [self.numbers[row] for row in chosen])
+        return Table(self.where, self.header, columns, [self.numbers[row] for row in chosen], self.notes)
+
+
+def one_line(name: str) -> str:
+    """The name of a column in one line, as messages and axes show it."""
+    return " ".join(name.split())
 
 
 def read_table(path: Path) -> Table:
@@ -68,7 +75,7 @@ def read_frame(frame: Any, where: str = "the frame") -> Table:
     columns = tuple(_texts(frame[name]) for name in names)
     if not columns or not columns[0]:
         raise ValueError(f"{where} has {len(columns)} columns and {len(columns[0]) if columns else 0} rows")
-    header = tuple(str(name).strip() for name in names)
+    header = tuple(one_line(str(name)) for name in names)
     return Table(where, header, columns, range(1, len(columns[0]) + 1))
 
 
@@ -105,16 +112,19 @@ def _read_csv(path: Path) -> Table:
     """The header's names, and the columns below it."""
     try:
         with regular_file(path).open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
+            rows, between = split_cells(file.read())
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a text file of comma-separated values: {error}") from error
     if len(rows) < 2:
         raise ValueError(f"{path} needs a header and at least one row")
-    header, body = tuple(name.strip() for name in rows[0]), rows[1:]
+    header, body = tuple(map(one_line, rows[0])), rows[1:]
     if all(is_number(cell) for cell in header):
         raise ValueError(f"{path} has no header: its first line is all numbers")
     for index, row in enumerate(body, start=1):
         if len(row) != len(header):
             raise ValueError(f"{path}, row {index}: {len(row)} cells, but the header has {len(header)}")
-    columns = tuple([cell.strip() for cell in column] for column in zip(*body, strict=True))
-    return Table(str(path), header, columns, range(1, len(body) + 1))
+    body = [[cell.strip() for cell in row] for row in body]
+    pointed = with_decimal_points(body) if between != "," else None
+    notes = ("a comma stands before decimals",) if pointed is not None else ()
+    columns = tuple(list(column) for column in zip(*(pointed or body), strict=True))
+    return Table(str(path), header, columns, range(1, len(body) + 1), notes)

@@ -29,5 +29,14 @@ def write_prediction_csv(
     ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        writer.writerows(zip(*map(_written, columns.values()), strict=True))
     return list(columns)
+
+
+def _written(column: np.ndarray) -> list[object]:
+    """The cells of a column; large numbers have all their digits, as people and spreadsheets write them."""
+    return [np.format_float_positional(cell, trim="0") if _is_large(cell) else cell for cell in column]
+
+
+def _is_large(cell: object) -> bool:
+    return isinstance(cell, np.floating) and 1e5 <= abs(cell) < 1e15

@@ -83,12 +83,28 @@ def test_units_are_held_to():
         (["01-Mar-2024"], "day-month-year"),
         (["1 March 2024", "2 Mar 2024"], "day month year"),
         (["March 1, 2024"], "month day, year"),
+        (["05.06.2024", "2024-11-28", "", "2024-07-13 12:30"], "year-month-day or day.month.year"),
+        (["2024-03-01", "03/01/2024", "13/01/2024"], "year-month-day or day/month/year"),
         (["2024-03-01", "soon"], None),
         (["", "NA"], None),
     ],
 )
 def test_how_dates_are_written(texts, name):
-    assert date_format(texts) == name
+    assert date_format(cells(*texts)) == name
+
+
+def test_dates_written_in_several_ways_are_read_each_in_its_own():
+    days = dates(
+        cells("02.01.1970", "1970-01-03", "", "5 Jan 1970"), "day month year or day.month.year or year-month-day"
+    )
+    np.testing.assert_array_equal(days, [1, 2, np.nan, 4])
+
+
+@pytest.mark.parametrize("odd", ["soon", "13/13/2024", "02/28/2024"])  # the last has the month first, others the day
+def test_a_cell_that_is_no_date_among_dates_is_named(odd):
+    texts = ("28/02/2024", "2024-03-01", "14/02/2024", odd)
+    with pytest.raises(ValueError, match=f"row 9, column 'c': '{odd}' is not a date .* --text c"):
+        date_format(cells(*texts, rows=[3, 4, 8, 9]))
 
 
 def test_days_since_1970():

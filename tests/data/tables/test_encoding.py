@@ -77,6 +77,7 @@ def test_kinds_of_columns():
         zip=["0150", "0151", "0150", "0151"],
         name=["a", "b", "c", "d"],
         empty=["", "NA", "-", "?"],
+        continent=["Europe"] * 4,
     )
     assert encoding.columns == ("price", "day", "town", "zip")
     assert encoding.numbers[0].unit == "$"
@@ -85,7 +86,11 @@ def test_kinds_of_columns():
         ("town", ("", "Oslo"), False),
         ("zip", ("0150", "0151"), False),
     ]
-    assert encoding.left_out == {"name": "text that hardly ever comes twice", "empty": "blank in every training row"}
+    assert encoding.left_out == {
+        "name": "text that hardly ever comes twice",
+        "empty": "blank in every training row",
+        "continent": "the same text in every training row",
+    }
     days = ["day", "day is blank", "day, sine of week", "day, cosine of week"]
     places = ["town is blank", "town is Oslo", "zip is 0150", "zip is 0151"]
     assert encoding.inputs == ["price, $", *days, *places]

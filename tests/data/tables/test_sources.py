@@ -36,6 +36,33 @@ def test_broken_csv_files_are_refused(tmp_path, text, message):
         read_table(csv_file(tmp_path, text))
 
 
+def test_names_of_columns_are_in_one_line(tmp_path):
+    table = read_table(csv_file(tmp_path, '"note\nof  agent",t\nx,1\n'))
+    assert table.header == ("note of agent", "t")
+    for asked in ("note of agent", "note\nof  agent"):  # as earlier posteriors have it
+        assert table.cells([asked])[asked].texts == ["x"]
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_semicolons_and_tabs_between_cells_and_commas_before_decimals(tmp_path, between):
+    lines = ["a", "b", "day", "price"], ["3,5", "1.000", "01.03.2024", "1.234,50 €"], ["-7", "12,25%", "", "(€ 35,00)"]
+    table = read_table(csv_file(tmp_path, "\n".join(map(between.join, lines))))
+    assert table.columns == (["3.5", "-7"], ["1000", "12.25%"], ["01.03.2024", ""], ["1234.50 €", "(€ 35.00)"])
+    assert table.notes == table.rows([0]).notes == ("a comma stands before decimals",)
+
+
+@pytest.mark.parametrize("cells", ["1,234;7", "3,5;7.25", "3,5;0.125", "x, y;2"])
+def test_commas_that_need_not_stand_before_decimals_stay(tmp_path, cells):
+    table = read_table(csv_file(tmp_path, f"a;b\n{cells}\n"))
+    assert [column[0] for column in table.columns] == cells.split(";")
+    assert not table.notes
+
+
+def test_cells_may_hold_semicolons_and_lines(tmp_path):
+    table = read_table(csv_file(tmp_path, 'a,t\n"x; ""y""\r\nz",1\n\u2028,2\n'))
+    assert table.columns == (['x; "y"\r\nz', ""], ["1", "2"])
+
+
 def test_csv_that_is_not_text(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(b"a,t\n\xff\xfe,1\n")
