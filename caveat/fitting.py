@@ -182,7 +182,18 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
             with contextlib.suppress(OSError):  # the error that is raised is the fit's
                 run.discard()
         raise
-    return _finished(method, state, info, task, run)
+    posterior = _finished(method, state, info, task, run)
+    return dataclasses.replace(posterior, info=dataclasses.replace(posterior.info, start=_cost_of(start)))
+
+
+def _cost_of(start: Method | Posterior | None) -> dict[str, float]:
+    """What a posterior that was fitted before cost; a method that is fitted first is counted with the fit."""
+    if not isinstance(start, Posterior):
+        return {}
+    info = start.info
+    return {
+        name: getattr(info, name) + info.start.get(name, 0) for name in ("seconds", "gradient_evaluations", "flops")
+    }
 
 
 def _finished(method: Method, state: State, info: Info, task: Task, run: Run) -> Posterior:

@@ -2,8 +2,9 @@
 
 A posterior costs more than a point. On each data set, clean, under each shift (severities averaged) and on out-of-
 distribution inputs, every method gets one word: better, worse or not distinguishable, from the paired 95% interval of
-one score: the NLL, which no overconfidence escapes, and out of distribution the AUROC of the whole uncertainty. A
-difference that the interval is sure of and that the digits shown do not show is called level.
+one score: the NLL, which no overconfidence escapes, and out of distribution the AUROC of the whole uncertainty. Clean
+rows have a second word where there are several seeds, for what no temperature can give: the NLL of several labels
+together. A difference that the interval is sure of and that the digits shown do not show is called level.
 
 A temperature is fitted on clean rows and can make a network too sure of shifted ones. Then the plain MAP is better than
 the tempered one too, and a posterior that did nothing would look good: one that is better than the tempered MAP and not
@@ -20,6 +21,7 @@ from caveat.bench.results import Result, Row
 __all__ = ["Guard", "guard_text", "guards"]
 
 SCORES = ("nll", "auroc_entropy", "auroc_variance")  # what a verdict goes by; a condition has one of them
+JOINT = "joint_nll"  # and clean rows this one too
 DIGITS = 3  # decimals of a gain that are shown
 WORDS = ("worse", "not distinguishable", "level", "better")
 
@@ -49,7 +51,8 @@ class Guard:
     def place(self) -> str:
         """The condition and the score that the verdicts go by."""
         where = "clean" if self.role == "clean" else f"{self.shift} told apart" if self.role == "ood" else self.shift
-        return f"{self.data}, {self.model}, {where}, {'NLL' if self.metric == 'nll' else 'AUROC'}"
+        score = {"nll": "NLL", JOINT: "joint NLL"}.get(self.metric, "AUROC")
+        return f"{self.data}, {self.model}, {where}, {score}"
 
     def told(self, method: str) -> str:
         """A method with its gain and interval; a star where it is marked."""
@@ -115,7 +118,8 @@ def _chosen(comparisons: Sequence[Row]) -> list[tuple[tuple[str, ...], Row]]:
     return [
         (tuple(row[key] for key in keys), row)
         for row in comparisons
-        if row["metric"] in SCORES and (row["role"] != "shift" or row["severity"] is None)
+        if (row["metric"] in SCORES and (row["role"] != "shift" or row["severity"] is None))
+        or (row["metric"] == JOINT and row["role"] == "clean" and row["low"] is not None)
     ]
 
 

@@ -44,6 +44,7 @@ class Info:
     gradient_evaluations: int = 0  # passes over all training rows, forward and backward
     flops: float = 0.0  # of those passes
     stored_bytes: int = 0
+    start: dict[str, float] = field(default_factory=dict)  # what the posterior that it started from cost besides
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     forward: dict[str, Any] = field(default_factory=dict)  # what the network computes: see `forward_probe.py`

@@ -60,6 +60,21 @@ def test_a_gain_that_does_not_show_is_level() -> None:
     assert (found.verdicts, found.marked) == ({"a": "better"}, ("a",)), "level with the plain MAP"
 
 
+def test_several_labels_together_are_judged_where_seeds_give_an_interval() -> None:
+    who = {"data": "d", "model": "m", "severity": None, "baseline": "map_tempered", "over": "seeds"}
+    clean, shifted = who | {"shift": "clean", "role": "clean"}, who | {"shift": "fog", "role": "shift"}
+    sure, alone = {"gain": 0.3, "low": 0.2, "high": 0.4}, {"gain": 0.3, "low": None, "high": None}
+    joint = {"metric": "joint_nll", "verdict": "better"}
+    nll = clean | {"method": "a", "metric": "nll", "verdict": "worse", "gain": -0.3, "low": -0.4, "high": -0.2}
+    found = guards([nll, clean | joint | sure | {"method": "a"}, shifted | joint | sure | {"method": "a"}])
+    assert [(guard.metric, guard.verdicts) for guard in found] == [
+        ("nll", {"a": "worse"}),
+        ("joint_nll", {"a": "better"}),
+    ]
+    assert "d, m, clean, joint NLL\n  better               a +0.300" in guard_text(found)
+    assert len(guards([nll, clean | joint | alone | {"method": "a"}])) == 1
+
+
 def with_said(result: Result, warning: str | None, note: str) -> Result:
     """A result whose fit warned, scored against another model's reference."""
     info = result.saved.info | {"warnings": [] if warning is None else [warning]}

@@ -1,6 +1,7 @@
 """Predict every data set, write the predictions, score them: `predictions/*.npz` and `metrics.json`."""
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,12 @@ def evaluate(
     compared_with: dict[str, Any] = {}
     files: dict[str, dict[str, np.ndarray]] = {}
     total = sum(len(condition.rows) for condition in conditions)
+    seconds = 0.0
     name = label or type(posterior.method).__name__
     with tqdm(total=total, unit="row", desc=f"{name}: predict", delay=1.0, disable=not progress, leave=False) as bar:
         for condition in conditions:
             is_test = condition.role == "test"
+            began = time.perf_counter()
             arrays = prediction_arrays(
                 posterior,
                 condition.rows,
@@ -87,6 +90,7 @@ def evaluate(
                 keep_samples=keep_samples,
                 of_rows=distance,
             )
+            seconds += time.perf_counter() - began
             file = f"predictions/{file_stem(condition.name)}.npz"
             files[file] = arrays
             columns = {name: torch.from_numpy(array) for name, array in arrays.items()}  # what is kept is scored
@@ -100,6 +104,7 @@ def evaluate(
             warnings = _against_marginals(posterior, condition.rows, columns) if is_test else ()
             scored.append(Scored(*facts, len(arrays["rows"]), metrics, file, warnings))
     content = _metrics_file(posterior, name, class_names, target, scored)
+    content["predict_seconds_per_row"] = seconds / total
     if compared_with:
         content["reference"] = compared_with
     if place is not None:  # once everything has been scored, so that a failure leaves earlier results as they are

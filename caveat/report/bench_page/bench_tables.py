@@ -7,7 +7,7 @@ from html import escape
 
 from caveat.evaluate.comparison import UNKNOWN, MeanAndError, mean_distance, mean_total_variation, over_seeds
 from caveat.evaluate.metrics import METRICS, format_error, format_number
-from caveat.report.draw import TableLine, results_table, scrolling, styles, swatch
+from caveat.report.draw import TableLine, names_fold, results_table, scrolling, styles, swatch
 from caveat.report.numbers import CLEAN, CURVES, FIDELITY, OOD, Column, MetricTable
 from caveat.report.saved import (
     COSTS,
@@ -50,7 +50,8 @@ def bench_table(bench: SavedBench) -> str:
         "Mean ± standard error over seeds, best of each data set in bold. Columns of a shift are means over its "
         "severities. Fits include the MAP that they start from."
     )
-    return results_table(columns, lines, "Method", caption)
+    runs = [run for group in bench.groups for run in group.done]
+    return results_table(columns, lines, "Method", caption) + names_fold(runs, columns)
 
 
 def _columns(bench: SavedBench) -> list[Column]:

@@ -22,6 +22,7 @@ from caveat.report.draw import (
     section,
     settings_list,
     severity_folds,
+    styles,
     write_page,
 )
 from caveat.report.saved import BenchGroup, SavedBench, data_by_title, ood_sets, read_bench, shift_families
@@ -137,6 +138,6 @@ def _configuration(bench: SavedBench) -> str:
             for cell in bench.unfinished_cells
         )
         body += fold("Fits that failed or are missing", "", f'<ul class="warnings">{items}</ul>', is_open=True)
-    body += _by_group(bench, lambda group: fit_folds(group.done))
+    body += _by_group(bench, lambda group: fit_folds(group.done, styles(group.runs), group.index))
     lead = "The experiment, and every knob, warning and version, method by method; costs are means over seeds."
     return section("configuration", "How they were fitted", lead, body)

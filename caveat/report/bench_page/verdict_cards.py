@@ -1,7 +1,7 @@
 """The first thing that a bench page says: where methods are no better than a MAP whose temperature was fitted.
 
-The verdicts are those of `caveat bench`: paired 95% intervals, over seeds and rows, of the NLL and, for inputs from
-out of distribution, of the AUROC. The bench lists them by condition; here they become one sentence a method.
+The verdicts are those of `caveat bench`: paired 95% intervals, over seeds and rows, of the NLL, the joint NLL and, for
+inputs from out of distribution, the AUROC. The bench lists them by condition; here they become one sentence a method.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def verdict_sections(bench: SavedBench) -> str:
     lead = f"What a posterior has to beat is {base}: the same network as a point"
     lead += ", with its temperature fitted, at next to no cost." if base == TEMPERED else "."
     to_beat = f"<p>{escape(lead)}</p>" if base else ""
-    over = next((guard["over"] for guard in bench.index["guards"]), "")
+    over = " or ".join(dict.fromkeys(guard["over"] for guard in bench.index["guards"]))
     first = section("summary", "In short", _scope(bench), f"{to_beat}{sentences or nothing}{_caution_notes(bench)}")
     why = f"Gains are paired: the same seeds, the same rows. Right of zero is better. Intervals are 95%, over {over}."
     return first + section("gains", "What the verdicts rest on", why, gains)
@@ -68,7 +68,7 @@ def _sentences(group: BenchGroup, guards: Sequence[SavedGuard]) -> str:
     style, base = styles(group.runs), guards[0]["baseline"]
     compared = [run.label for run in group.done if any(run.label in guard["verdicts"] for guard in guards)]
     by_label = {label: method_sentence(label, guards) for label in compared}
-    both, either = (f"{base} and map", f"{base} or from map") if base == TEMPERED else (base, base)
+    both, either = (f"both {base} and map", f"{base} or from map") if base == TEMPERED else (base, base)
     level = any("level" in guard["verdicts"].values() for guard in guards)
     titles = {
         "worse": ("var(--bad)", f"Worse than {base} somewhere, nowhere shown to be better than {both}"),
@@ -126,15 +126,26 @@ def method_sentence(method: str, guards: Sequence[SavedGuard]) -> tuple[str, str
 
 def _conditions_in_words(guards: Sequence[SavedGuard]) -> str:
     """The conditions of verdicts as they stand in a sentence: `on clean data and under fog and snow`."""
-    forms = {"clean": "on clean data", "shift": "under {}", "ood": "at telling {} apart"}
-    named = {role: [guard["shift"] for guard in guards if guard["role"] == role] for role in forms}
+    forms = {
+        "clean": "on clean data",
+        "joint": "for several labels together",
+        "shift": "under {}",
+        "ood": "at telling {} apart",
+    }
+    named = {role: [guard["shift"] for guard in guards if _about(guard) == role] for role in forms}
     return joined_by_and([form.format(joined_by_and(named[role])) for role, form in forms.items() if named[role]])
+
+
+def _about(guard: SavedGuard) -> str:
+    """What a verdict is about: clean, joint, shift, ood."""
+    return "joint" if guard["metric"] == "joint_nll" else str(guard["role"])
 
 
 def _answer_of(guard: SavedGuard) -> Answer:
     """A guard as the answer to a question, which is what plots of gains are drawn from."""
     titles = {
         "clean": "On clean data",
+        "joint": "Several labels together",
         "shift": f"Under {guard['shift']}",
         "ood": f"Telling {guard['shift']} from clean data",
     }
@@ -143,8 +154,8 @@ def _answer_of(guard: SavedGuard) -> Answer:
         for method, (gain, low, high) in guard["intervals"].items()
         if None not in (gain, low, high)
     }
-    unit = "nats a row" if guard["metric"] == "nll" else "in AUROC"
-    return Answer(titles[guard["role"]], unit, "", "", "", gains)
+    unit = {"nll": "nats a row", "joint_nll": "nats a label"}.get(guard["metric"], "in AUROC")
+    return Answer(titles[_about(guard)], unit, "", "", "", gains)
 
 
 def _caution_notes(bench: SavedBench) -> str:

@@ -4,7 +4,7 @@ A plot is a plotly figure with its description in words; page.js draws it in the
 hides and shows runs. `figures` has what all plots share, `joint_plots` show all runs together, `run_panels` one run
 each on common axes, `reliability_plot` how often stated confidences are right; `html_pieces` are sections, folds and
 legends, `sortable_table` is the table of results, `image_cards` and `fit_facts` what runs said of images and how they
-were fitted; `page_file` writes the file.
+were fitted, `names_explained` what methods and metrics are; `page_file` writes the file.
 
 Called by the three pages.
 """
@@ -36,6 +36,7 @@ from caveat.report.draw.html_pieces import (
 )
 from caveat.report.draw.image_cards import Exhibit, exhibit_fold
 from caveat.report.draw.joint_plots import cost_plots, gain_plot, risk_coverage_plot
+from caveat.report.draw.names_explained import names_fold
 from caveat.report.draw.page_file import write_page
 from caveat.report.draw.reliability_plot import reliability_panel, reliability_panels
 from caveat.report.draw.run_panels import (
@@ -71,6 +72,7 @@ __all__ = [
     "interval_panels",
     "legend",
     "line",
+    "names_fold",
     "palette_style",
     "plot_figure",
     "plot_grid",

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from caveat.evaluate.metrics import format_number
-from caveat.report.draw.figures import LEGEND_ABOVE, Plot, figure, graph_objects, safe, styles
+from caveat.report.draw.figures import LEGEND_ABOVE, LINE_HEIGHT, Plot, figure, graph_objects, safe, styles
 from caveat.report.saved import SavedRun
 
 __all__ = ["uncertainty_dots"]
 
-_LINE, _FRAME = 30, 110  # pixels: of a run, and of all that is around them
+_FRAME = 110  # pixels around the lines
 
 
 def uncertainty_dots(
@@ -46,6 +46,6 @@ def uncertainty_dots(
     for what, symbol in (("clean", "circle-open"), (safe(name), "circle")):
         marker = {"color": "#7F7F7F", "size": 10, "symbol": symbol, "line": {"width": 2}}
         traces.append(go.Scatter(x=[None], y=[None], mode="markers", marker=marker, name=what))
-    height = _FRAME + _LINE * len(shown)
-    drawn = figure(traces, {"title": {"text": axis}}, {"automargin": True}, height=height, layout=LEGEND_ABOVE)
+    height, layout = _FRAME + LINE_HEIGHT * len(shown), {**LEGEND_ABOVE, "meta": LINE_HEIGHT}
+    drawn = figure(traces, {"title": {"text": axis}}, {"automargin": True}, height=height, layout=layout)
     return Plot(f"clean against {name}", f"Median {axis.split(',')[0].lower()}: {'; '.join(words)}.", drawn)

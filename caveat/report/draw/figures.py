@@ -20,6 +20,7 @@ __all__ = [
     "BASELINE_COLOUR",
     "COLOURS",
     "LEGEND_ABOVE",
+    "LINE_HEIGHT",
     "SYMBOLS",
     "Plot",
     "Style",
@@ -38,6 +39,7 @@ BASELINE_COLOUR = "#7F6B79"
 COLOURS = ("#0058D1", "#D59A00", "#068E52", "#9949A0", "#4EADFE", "#CC2700", "#C897C3")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon", "x")
 DASHES = ("solid", "dash", "dot", "dashdot")
+LINE_HEIGHT = 30  # pixels of one run, where each has a line; page.js takes it from the layout's `meta`
 PLAIN: Mapping[str, Any] = {}
 _LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False}
 LEGEND_ABOVE: Mapping[str, Any] = {  # the layout of a figure with a legend above it

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from caveat.evaluate.metrics import METRICS, format_bytes, format_seconds
-from caveat.report.draw.html_pieces import fold, scrolling
+from caveat.report.draw.figures import Style
+from caveat.report.draw.html_pieces import fit_anchor, fold, scrolling
+from caveat.report.draw.names_explained import method_in_words
 from caveat.report.saved import SavedRun
 from caveat.report.wording import joined_by_and, plural
 
 __all__ = ["fit_folds", "settings_list", "warning_note"]
 
 
-def fit_folds(runs: Sequence[SavedRun]) -> str:
-    """One folded part a run, with everything that its fit wrote down."""
+def fit_folds(runs: Sequence[SavedRun], style: Mapping[str, Style], set_index: int = 0) -> str:
+    """One folded part a run, with everything that its fit wrote down; its name in the table leads there."""
     body = ""
     for run in runs:
         count = len(run.info.get("warnings", []))
-        body += fold(run.label, plural(count, "warning") if count else "", _fit_facts(run), is_open=False)
+        note, identity = plural(count, "warning") if count else "", fit_anchor(style[run.label], set_index)
+        body += fold(run.label, note, _fit_facts(run), is_open=False, identity=identity)
     return body
 
 
@@ -38,6 +41,8 @@ def _fit_facts(run: SavedRun) -> str:
     warnings = "".join(f"<li>{escape(str(text))}</li>" for text in info.get("warnings", []))
     cost = {
         "time": format_seconds(info.get("seconds")),
+        "of it the start": format_seconds(info["start"]["seconds"]) if info.get("start") else "",
+        "a prediction, a row": format_seconds(info.get("predict_seconds_per_row")),
         "stored": format_bytes(info.get("stored_bytes")),
         "peak memory": format_bytes(info.get("peak_bytes")),
         "gradient evaluations": METRICS["gradient_evaluations"].text(info.get("gradient_evaluations")),
@@ -47,12 +52,14 @@ def _fit_facts(run: SavedRun) -> str:
     parts = {
         "Warnings": f'<ul class="warnings">{warnings}</ul>' if warnings else "",
         f"Method: {run.method}": settings_list(run.fields),
-        "Fit": settings_list(cost),
+        "Cost": settings_list({name: value for name, value in cost.items() if value != ""}),
         "Diagnostics": settings_list(info.get("diagnostics") or {}),
         "Layers": _layers(info.get("coverage") or []),
         "Versions": settings_list(info.get("versions") or {}),
     }
-    return "".join(f"<h3>{escape(title)}</h3>{content}" for title, content in parts.items() if content)
+    text = method_in_words(run.method)
+    lead = f"<p>{escape(text)}</p>" if text else ""
+    return lead + "".join(f"<h3>{escape(title)}</h3>{content}" for title, content in parts.items() if content)
 
 
 def _layers(coverage: list[dict[str, Any]]) -> str:

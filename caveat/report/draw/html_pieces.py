@@ -12,6 +12,7 @@ from caveat.report.saved import SavedRun
 
 __all__ = [
     "breakable",
+    "fit_anchor",
     "fold",
     "legend",
     "plot_figure",
@@ -45,10 +46,11 @@ def section(identity: str, title: str, lead: str, body: str) -> str:
     return f'<section id="{identity}" aria-labelledby="{identity}-title">{heading}{body}</section>'
 
 
-def fold(title: str, note: str, body: str, is_open: bool) -> str:
-    """A part that the reader opens and closes; `note` stands beside its title."""
+def fold(title: str, note: str, body: str, is_open: bool, identity: str = "") -> str:
+    """A part that the reader opens and closes; `note` stands beside its title, `identity` is where links lead."""
+    where = f' id="{identity}"' if identity else ""
     quiet = f' <span class="quiet">{escape(note)}</span>' if note else ""
-    return f"<details{' open' if is_open else ''}><summary>{escape(title)}{quiet}</summary>{body}</details>"
+    return f"<details{where}{' open' if is_open else ''}><summary>{escape(title)}{quiet}</summary>{body}</details>"
 
 
 def plot_grid(plots: Sequence[Plot], size: str = "") -> str:
@@ -111,6 +113,11 @@ def _shown_first(runs: Sequence[SavedRun]) -> set[str]:
     points = [run.label for run in runs if run.method == "map"][:1]
     ranked = sorted(runs, key=lambda run: value if (value := nll.get(run.label)) is not None else math.inf)
     return set([*points, *(run.label for run in ranked if run.label not in points)][:MOST_SHOWN])
+
+
+def fit_anchor(style: Style, set_index: int | None) -> str:
+    """Where the page says how a run was fitted, of the data set with this index where there are several."""
+    return f"fit-{set_index or 0}-{style.index}"
 
 
 def scrolling(label: str, table: str) -> str:

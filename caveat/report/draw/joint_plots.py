@@ -12,7 +12,17 @@ import torch
 from caveat.evaluate.comparison import UNKNOWN
 from caveat.evaluate.metrics import METRICS, format_number, risk_coverage
 from caveat.evaluate.predictions import row_uncertainty
-from caveat.report.draw.figures import BASELINE_COLOUR, Plot, band, figure, graph_objects, line, safe, styles
+from caveat.report.draw.figures import (
+    BASELINE_COLOUR,
+    LINE_HEIGHT,
+    Plot,
+    band,
+    figure,
+    graph_objects,
+    line,
+    safe,
+    styles,
+)
 from caveat.report.numbers import CURVES, FIDELITY, Answer
 from caveat.report.saved import SavedData, SavedRun, clean_of
 
@@ -106,7 +116,8 @@ def gain_plot(runs: Sequence[SavedRun], answer: Answer) -> Plot:
     reach = [low - 0.05 * (high - low), high + 0.05 * (high - low)]
     x = {"title": {"text": f"Gain, {answer.unit.removeprefix('in ')}"}, "nticks": 5, "range": reach}
     y = {"ticks": "", "showgrid": False, "range": [-0.6, len(traces) - 0.4]}
-    drawn = figure(traces, x, y, height=90 + 30 * len(traces), layout={"shapes": [zero]})
+    height = 90 + LINE_HEIGHT * len(traces)
+    drawn = figure(traces, x, y, height=height, layout={"shapes": [zero], "meta": LINE_HEIGHT})
     return Plot(answer.question, f"{answer.question}, gain: {'; '.join(words[::-1])}.", drawn)
 
 

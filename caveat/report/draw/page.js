@@ -48,6 +48,15 @@
     return { showlegend: true, legend, height: layout.height + room, margin: { ...layout.margin, b: layout.margin.b + room } };
   };
 
+  // A plot of one line a run has as many lines as there are runs shown; layout.meta is the height of one in pixels.
+  const onlyShownLines = (traces, layout) => {
+    if (!layout.meta) return {};
+    const lines = (some) => new Set(some.filter((t) => Number.isInteger(t.meta)).map((t) => t.meta)).size;
+    const count = Math.max(lines(traces.filter((t) => t.visible)), 1);
+    const yaxis = layout.yaxis.range ? { ...layout.yaxis, range: [-0.6, count - 0.4] } : layout.yaxis;
+    return { yaxis, height: layout.height - layout.meta * (lines(traces) - count) };
+  };
+
   const table = document.getElementById("table");
   const hidden = new Set();
   const canvases = [...document.querySelectorAll(".canvas")];
@@ -57,7 +66,7 @@
     const { data, layout } = figures.get(canvas);
     const traces = data.map((trace) => ({ ...trace, visible: !hidden.has(trace.meta) }));
     for (const front of traces.filter((trace) => trace.meta === "front")) Object.assign(front, paretoFront(traces));
-    const beside = legendBelow(traces, layout, canvas.clientWidth);
+    const beside = { ...onlyShownLines(traces, layout), ...legendBelow(traces, layout, canvas.clientWidth) };
     if (beside.height) canvas.style.height = `${beside.height}px`;
     return Plotly.react(canvas, traces, { ...layout, ...beside, width: canvas.clientWidth, template: template() }, { displayModeBar: false });
   };
@@ -88,6 +97,13 @@
     root.dataset.ready = "true";
   };
 
+  // A link to a part that is folded opens it.
+  const openLinked = () => {
+    const linked = document.getElementById(location.hash.slice(1));
+    if (linked?.matches("details")) linked.open = true;
+  };
+  addEventListener("hashchange", openLinked);
+  openLinked();
   document.querySelectorAll("details").forEach((details) => details.addEventListener("toggle", () => {
     if (details.open && window.Plotly) details.querySelectorAll(".canvas").forEach(draw);
   }));

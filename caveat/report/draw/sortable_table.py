@@ -10,7 +10,7 @@ from itertools import groupby
 from caveat.evaluate.comparison import MeanAndError
 from caveat.evaluate.metrics import METRICS
 from caveat.report.draw.figures import Style
-from caveat.report.draw.html_pieces import breakable, scrolling, swatch
+from caveat.report.draw.html_pieces import breakable, fit_anchor, scrolling, swatch
 from caveat.report.numbers import Column
 
 __all__ = ["TableLine", "results_table"]
@@ -46,7 +46,8 @@ def results_table(columns: Sequence[Column], lines: Sequence[TableLine], first: 
         shown = enumerate(zip(columns, entry.scores, strict=True))
         cells = "".join(_cell_html(column.metric, score, i in entry.best, start[i]) for i, (column, score) in shown)
         note = f'<span class="quiet note-line">{escape(entry.note)}</span>' if entry.note else ""
-        name = f'<th scope="row" data-loss="{number}">{swatch(entry.style)}{breakable(entry.label)}{note}</th>'
+        link = f'<a href="#{fit_anchor(entry.style, entry.set_index)}">{breakable(entry.label)}</a>'
+        name = f'<th scope="row" data-loss="{number}">{swatch(entry.style)}{link}{note}</th>'
         where = "" if entry.set_index is None else f' data-set="{entry.set_index}"'
         rows += f'<tr data-run="{entry.style.index}"{where}>{name}{cells}</tr>'
     corner = (

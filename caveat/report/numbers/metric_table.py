@@ -75,7 +75,7 @@ def table(runs: Sequence[SavedRun]) -> MetricTable:
     columns = [Column("clean", metric) for metric in CLEAN[kind] + FIDELITY[kind]]
     columns += [Column(family, metric) for family in shift_families(runs) for metric in CURVES[kind] + FIDELITY[kind]]
     columns += [Column(name, metric) for name in ood_sets(runs) for metric in (OOD[kind], *FEATURE_OOD)]
-    columns += [Column("cost", "seconds"), Column("cost", "stored_bytes")]
+    columns += [Column("cost", metric) for metric in ("seconds", "predict_seconds_per_row", "stored_bytes")]
     rows = [[_cell(runs, run, column) for column in columns] for run in runs]
     measured = [index for index in range(len(columns)) if any(row[index].mean is not None for row in rows)]
     return MetricTable(

@@ -53,9 +53,11 @@ def _names(run: SavedRun, classes: int) -> list[str]:
 def _note(table: ByClass, names: Sequence[str]) -> str:
     """The accuracy beside the majority's, and the class that is found least."""
     right = float(table.counts.diagonal().sum() / table.counts.sum())
-    verdict = "no better than always saying the same" if right <= table.majority else "right"
+    level = f"{right:.1%}" == f"{table.majority:.1%}"
+    word = ", no better than" if level else ", worse than" if right < table.majority else ""
+    verdict = f"{word} always saying the same" if word else ""
     worst = int(table.recall.nan_to_num(2.0).argmin())
-    return f"{right:.1%} {verdict}; lowest recall {table.recall[worst]:.1%}, {names[worst]}"
+    return f"{right:.1%} right{verdict}; lowest recall {table.recall[worst]:.1%}, {names[worst]}"
 
 
 def _matrix(label: str, table: ByClass, names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from caveat.report.draw import (
     fold,
     gain_plot,
     interval_panels,
+    names_fold,
     plot_figure,
     plot_grid,
     reliability_panels,
@@ -100,11 +101,13 @@ def table_section(runs: Sequence[SavedRun]) -> str:
     ]
     caption = (
         "Mean ± standard error over test rows, best in bold. Columns of a shift are means over its severities, with an "
-        "upper bound of the standard error."
+        "upper bound of the standard error. Fits include what they start from; a prediction is a row's share of the "
+        "evaluation."
     )
     lead = "Press a column's head to sort by it, best first; press again to turn it round."
     caption = " ".join([caption, *table.notes])
-    return section("results", "Results", lead, results_table(table.columns, lines, "Run", caption))
+    drawn = results_table(table.columns, lines, "Run", caption) + names_fold(runs, table.columns)
+    return section("results", "Results", lead, drawn)
 
 
 def shift_section(runs: Sequence[SavedRun]) -> str:
@@ -167,12 +170,18 @@ def regression_sections(runs: Sequence[SavedRun]) -> str:
 
 def cost_section(runs: Sequence[SavedRun]) -> str:
     """Show quality against cost."""
-    lead = "Down and to the left is better: a lower NLL for less. Bars are one standard error."
+    lead = (
+        "Down and to the left is better: a lower NLL for less. Fits include what they start from. Bars are one "
+        "standard error."
+    )
     return section("cost", "What it costs", lead, plot_grid(cost_plots(runs)))
 
 
 def configuration_section(runs: Sequence[SavedRun]) -> str:
     """Show how every run was fitted, folded away."""
     return section(
-        "configuration", "How they were fitted", "Every knob, warning and version, run by run.", fit_folds(runs)
+        "configuration",
+        "How they were fitted",
+        "Every knob, warning and version, run by run.",
+        fit_folds(runs, styles(runs)),
     )

@@ -167,12 +167,22 @@ def _checked_run(content: dict[str, Any], folder: Path) -> SavedRun:
         fields=dict(content["method"]["fields"]),
         kind=kind,
         class_names=names,
-        info=dict(content["info"]),
+        info=_whole_cost(content),
         data=tuple(_saved_data(entry, folder, kind, len(names)) for entry in content["data"]),
         folder=folder,
         target=str(content.get("target", "")),
         notes=tuple(str(note) for note in content.get("reference", {}).get("notes", ())),
     )
+
+
+def _whole_cost(content: dict[str, Any]) -> dict[str, Any]:
+    """How a run was fitted; what it started from is counted in, and what a prediction took is beside it."""
+    info = dict(content["info"])
+    for name, cost in info.get("start", {}).items():
+        info[name] += cost
+    if "predict_seconds_per_row" in content:
+        info["predict_seconds_per_row"] = content["predict_seconds_per_row"]
+    return info
 
 
 def _saved_data(entry: dict[str, Any], folder: Path, kind: str, classes: int) -> SavedData:

@@ -8,7 +8,9 @@ pytest.importorskip("plotly")
 
 
 def guard(shift: str, role: str, verdicts: dict[str, str], marked: tuple[str, ...] = ()) -> dict[str, object]:
-    return {"shift": shift, "role": role, "verdicts": verdicts, "marked": marked, "baseline": "map_tempered"}
+    metric = "auroc_entropy" if role == "ood" else "nll"
+    said = {"verdicts": verdicts, "marked": marked, "baseline": "map_tempered"}
+    return {"shift": shift, "role": role, "metric": metric} | said
 
 
 def test_sentences_say_where_a_method_is_worse() -> None:
@@ -26,3 +28,7 @@ def test_sentences_say_where_a_method_is_worse() -> None:
     assert method_sentence("a", [verdicts[0]])[0] == "worse"
     twice = [*verdicts, guard("snow", "shift", {"a": "better"})]
     assert method_sentence("a", twice)[1].endswith("better under fog and snow.")
+    joint = guard("clean", "clean", {"a": "better"}) | {"metric": "joint_nll"}
+    assert (
+        method_sentence("a", [verdicts[0], joint])[1] == "is worse on clean data; better for several labels together."
+    )

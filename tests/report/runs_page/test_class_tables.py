@@ -23,7 +23,7 @@ def test_a_network_that_always_says_no_is_called_that(classification):
     probs, targets = np.tile([0.9, 0.1], (10, 1)), np.array([0] * 9 + [1])
     page = class_section([with_predictions(run, probs, targets, ("no", "yes"))])
     assert "90.0% of the clean rows are no: that much is right without looking" in page
-    assert "90.0% no better than always saying the same; lowest recall 0.0%, yes" in page
+    assert "90.0% right, no better than always saying the same; lowest recall 0.0%, yes" in page
     assert '<th scope="row">yes</th><td style="--near:1.000">1</td><td style="--near:0.000">0</td><th>0.0%</th>' in page
 
 
