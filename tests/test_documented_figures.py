@@ -1,0 +1,332 @@
+"""What the pages of methods say was measured is what the csv files of the experiments and benchmarks hold.
+
+Each test puts a table or a sentence together from the files, and looks for it in the page, so that a number changed in
+either of them fails. The tables of docs/results.md, README and the demo have tests of their own.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from caveat.engine.chains.diagnostics import rhat_null
+
+ROOT = Path(__file__).parents[1]
+Row = Mapping[str, str]
+
+
+def words(page: str) -> str:
+    """A page with single spaces, so that it does not matter where lines are broken."""
+    return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+
+def read(name: str, heads: Sequence[str] | None = None) -> list[dict[str, str]]:
+    """The rows of a csv file."""
+    with (ROOT / name).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, fieldnames=heads))
+
+
+def mean_of(rows: Sequence[Row], column: str = "value", **where: str) -> float:
+    """The mean of a column over the rows that are as `where` says; there must be some."""
+    return mean(float(row[column]) for row in rows if all(row[name] == value for name, value in where.items()))
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A figure as the pages write it: .208 in place of 0.208."""
+    text = f"{value:.{digits}f}"
+    return text[1:] if text.startswith("0") and digits else text
+
+
+def line(*cells: str) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def bold_least(values: Sequence[float]) -> list[str]:
+    """Figures of three digits, the lowest in bold."""
+    return [f"**{short(value)}**" if value == min(values) else short(value) for value in values]
+
+
+CIFAR_RUNS = {"dense variational inference": ("dense", 1.0), "SSVI, 90%": ("ssvi", 0.1), "SSVI, 95%": ("ssvi", 0.05)}
+
+
+@pytest.mark.parametrize("name", CIFAR_RUNS)
+def test_ssvi_on_cifar(name: str) -> None:
+    method, density = CIFAR_RUNS[name]
+    cells = []
+    for data in ("cifar10", "cifar100"):
+        runs = [
+            row
+            for row in read("experiments/ssvi/cifar.csv")
+            if (row["data"], row["method"], row["epochs"]) == (data, method, "200")
+            and abs(float(row["density"]) - density) < 0.01
+            and "rate 0.4" in row["knobs"]
+        ]
+        scores = [mean_of(runs, column) for column in ("accuracy", "marginal_ece", "ece")] if runs else []
+        cells.append(f"{scores[0]:.2%}, {short(scores[1], 4)}, {short(scores[2], 4)}" if scores else "not run")
+    removed = " of the weights removed" if method == "ssvi" else ""
+    assert line(name + removed, *cells) in words("methods/ssvi.md")
+
+
+def resnet(method: str, score: str, weights: str, metric: str, on: Sequence[str] = ("clean",)) -> list[float]:
+    """A score of a ResNet-18 on CIFAR-10, by network, of the precision that suits its clean validation rows."""
+    rows = [
+        row
+        for row in read("experiments/subnetwork/cifar10.csv")
+        if (row["method"], row["score"], row["weights"], row["metric"]) == (method, score, weights, metric)
+        and row["on"] in on
+    ]
+    return [mean_of(rows, seed=seed) for seed in ("0", "1") if any(row["seed"] == seed for row in rows)]
+
+
+def test_the_last_layer_of_a_resnet() -> None:
+    rows = {
+        "last": ("last layer", "", "5130"),
+        "map": ("map", "", "0"),
+        "tempered": ("map tempered", "", "0"),
+        "energy": ("subnetwork", "energy", "4000"),
+    }
+    nll = {name: short(resnet(*row, "nll")[0]) for name, row in rows.items()}
+    joint = {name: short(resnet(*row, "joint_nll")[0]) for name, row in rows.items()}
+    sentence = (
+        f"NLL {nll['last']} on clean rows, against {nll['map']} for MAP, {nll['tempered']} for MAP with a temperature "
+        f"and {nll['energy']} for 4,000 chosen weights of all layers; joint NLL {joint['last']}, against "
+        f"{joint['map']}, {joint['tempered']} and {joint['energy']}."
+    )
+    assert sentence in words("methods/last_layer_laplace.md")
+
+
+SELECTED = {
+    "MAP": ("map", "", "0"),
+    "MAP with a temperature": ("map tempered", "", "0"),
+    "last layer (5,130 weights)": ("last layer", "", "5130"),
+    "diagonal, all weights": ("laplace diagonal", "", "-1"),
+    "random, 4,000": ("subnetwork", "random", "4000"),
+    '`"energy"`, 4,000': ("subnetwork", "energy", "4000"),
+    '`"gradient"`, 4,000': ("subnetwork", "gradient", "4000"),
+    '`"obd"`, 4,000': ("subnetwork", "obd", "4000"),
+    '`"magnitude"`, 4,000': ("subnetwork", "magnitude", "4000"),
+    '`"swag"`, 4,000': ("subnetwork", "swag", "4000"),
+    '`"variance"`, 4,000': ("subnetwork", "variance", "4000"),
+    "random, 42,438": ("subnetwork", "random", "42438"),
+    '`"energy"`, 42,438': ("subnetwork", "energy", "42438"),
+    '`"gradient"`, 42,438': ("subnetwork", "gradient", "42438"),
+}
+CORRUPTED = [f"{kind} {strength}" for kind in ("noise", "blur", "contrast") for strength in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_what_selection_adds(name: str) -> None:
+    row = SELECTED[name]
+    columns = [("nll", ["clean"]), ("joint_nll", ["clean"]), ("nll", CORRUPTED), ("ece", CORRUPTED)]
+    columns.append(("auroc", ["cifar100"]))
+    cells = [", ".join(short(value) for value in resnet(*row, metric, on)) for metric, on in columns]
+    assert line(name, *cells) in words("methods/subnetwork_laplace.md")
+
+
+def test_scores_of_weights_on_protein() -> None:
+    rows = [row for row in read("experiments/subnetwork/uci.csv") if row["split"].startswith("gap")]
+    of = {
+        method: f"{mean_of(rows, 'nll', data='protein', method=f'{method} {weights}'.strip(), weights=weights):.3f}"
+        for method, weights in (("energy", "600"), ("random", "600"), ("variance", "600"), ("MAP", ""), ("full", ""))
+    }
+    scores = f"energy {of['energy']}, random {of['random']}, variance {of['variance']}"
+    text = f"{scores}; MAP {of['MAP']}, all weights {of['full']})"
+    assert text in words("methods/subnetwork_laplace.md")
+
+
+PRECISIONS = {
+    ("MAP", ""): ("map", ""),
+    ("MAP with a temperature", ""): ("map", "tempered"),
+    ("Kronecker", "given"): ("kronecker", "given"),
+    ("", "evidence"): ("kronecker", "evidence"),
+    ("", "validation"): ("kronecker", "validation"),
+    ("subnetwork of 5%", "given"): ("subnetwork 0.05", "given"),
+    ("", "scaled"): ("subnetwork 0.05", "scaled"),
+    (" ", "evidence"): ("subnetwork 0.05", "evidence"),
+    (" ", "validation"): ("subnetwork 0.05", "validation"),
+}
+
+
+@pytest.mark.parametrize("heads", PRECISIONS)
+def test_precisions(heads: tuple[str, str]) -> None:
+    method, precision = PRECISIONS[heads]
+    rows = read("experiments/subnetwork/precision.csv")
+    cells = []
+    for data, on, digits in (
+        ("digits", "clean", 4),
+        ("digits", "rotated", 3),
+        ("mnist1d", "clean", 3),
+        ("diabetes", "clean", 3),
+        ("breast_cancer", "clean", 4),
+    ):
+        cells.append(short(mean_of(rows, "nll", data=data, on=on, method=method, precision=precision), digits))
+    assert line(*(head.strip() for head in heads), *cells) in words("methods/laplace.md")
+
+
+TEMPERED = {"MNIST, 2,000 rows, ": "mnist", "CIFAR-10, 3,000 rows, ": "cifar10"}
+
+
+@pytest.mark.parametrize("prior", ["one precision", "g-prior"])
+@pytest.mark.parametrize("start", TEMPERED)
+def test_temperatures_of_sampled_laplace(start: str, prior: str) -> None:
+    rows = [row for row in read("experiments/sampled_laplace/temperature.csv") if row["data"] == TEMPERED[start]]
+    values = [mean_of(rows, "nll", prior="", temperature="0.0")]
+    values += [mean_of(rows, "nll", prior=prior, temperature=t) for t in ("1.0", "0.25", "0.0625", "0.01")]
+    name = f"{start}one precision for all" if prior == "one precision" else "... g-prior"
+    assert line(name, *bold_least(values)) in words("methods/sampled_laplace.md")
+
+
+def test_damage_of_corruptions() -> None:
+    page, rows = words("shifts.md"), read("experiments/shifts/damage.csv")
+    assert f"({mean_of(rows, 'error', corruption='clean'):.1f}% error on clean CIFAR-10;" in page
+    names = dict.fromkeys(row["corruption"] for row in rows)
+    del names["clean"]
+    assert len(names) == 19
+    for name in names:
+        errors = [mean_of(rows, "error", corruption=name, severity=str(severity)) for severity in range(1, 6)]
+        assert line(f"`{name}`", *(f"{error:.1f}" for error in errors)) in page
+
+
+def lenet(problem: str, method: str, column: str) -> float:
+    """A score of LeNet-5-Caffe, the mean over three seeds."""
+    return mean_of(read("experiments/ssvi/second_table.csv"), column, problem=problem, method=method)
+
+
+def test_sparse_networks_of_lenet() -> None:
+    mnist, fashion = (1 - lenet(problem, "AEB", "accuracy") for problem in ("mnist", "fashion_mnist"))
+    more = [
+        lenet(problem, "SSVI", "accuracy") + error - 1
+        for problem, error in (("mnist", mnist), ("fashion_mnist", fashion))
+    ]
+    page = words("methods/aeb.md")
+    assert f"the error is {mnist:.1%} on MNIST and {fashion:.1%} on Fashion-MNIST, half a point and " in page
+    assert 0.0035 < more[0] < 0.0065
+    assert f"half a point and {short(100 * more[1], 1)} points more than" in page
+    ece = [short(lenet(problem, "AEB", "ece"), 3) for problem in ("mnist", "fashion_mnist")]
+    assert f"(top-label ECE {ece[0]} and {ece[1]})" in page
+    kib = [round(lenet("mnist", method, "bytes") / 1024) for method in ("AEB", "SSVI")]
+    assert f"Ten draws are {kib[0]} KiB, SSVI is {kib[1]}." in page
+
+
+def test_calibration_of_dropped_weights() -> None:
+    ece = {method: lenet("fashion_mnist", method, "ece") for method in ("VariationalDropout", "SSVI", "MeanFieldVI")}
+    figures = [short(ece["VariationalDropout"]), short(ece["SSVI"], 4), short(ece["MeanFieldVI"], 4)]
+    others = "[`SSVI`](ssvi.md) and [`MeanFieldVI`](mean_field_vi.md)"
+    sentence = f"ECE is {figures[0]}, where {others} have {figures[1]} and {figures[2]}."
+    assert sentence in words("methods/variational_dropout.md")
+
+
+@pytest.mark.parametrize(
+    ("chains", "draws", "quantities"), [(4, 100, 5000), (4, 150, 3600), (4, 400, 5000), (4, 400, 100_000)]
+)
+def test_what_r_hats_are_by_chance(chains: int, draws: int, quantities: int) -> None:
+    null = rhat_null(chains, draws, quantities)
+    digits = 3 if draws < 400 else 4
+    cells = [f"{null.maximum:.{digits}f}", f"{null.limit:.{digits}f}"]
+    page = words("diagnostics.md")
+    assert f"| {chains} x {draws} | {quantities:,} | " in page
+    shown = page.split(f"| {chains} x {draws} | {quantities:,} | ")[1].split(" | ")[0]
+    decimals = len(shown.rstrip("%").partition(".")[2])
+    assert shown == f"{null.share_above:.{decimals}%}"
+    assert line(f"{chains} x {draws}", f"{quantities:,}", shown, *cells) in page
+
+
+@pytest.mark.parametrize("name", ["digits", "grainy_digits"])
+def test_references_that_come_with_the_package(name: str) -> None:
+    (file,) = (ROOT / "caveat" / "references" / name).glob("*.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    (shown,) = (row for row in words("fidelity.md").split("| `")[1:] if row.startswith(f"{name}` |"))
+    cells = [cell.strip() for cell in shown.split("|")]
+    floor = content["floor"]["clean"]
+    assert cells[3] == f"{content['data']['training_rows']:,}"
+    assert f"R-hat of {content['diagnostics']['clean']['rows'] * 11:,} predictions is {cells[5]} " in str(
+        content["diagnostics"]["clean"]["reasons"]
+    )
+    agreement, distance = floor["agreement"]["mean"], floor["total_variation"]["mean"]
+    assert cells[6] == f"agreement {short(agreement)}, TV {short(distance)}"
+    assert cells[8] == f"{content['seconds']:.0f} s"
+
+
+RESNET = {"MAP": "map", "temperature 1": "sampled-g-32-0.02, temperature 1", '`"validation"`': "sampled-g-32-0.02"}
+
+
+def test_sampled_laplace_of_a_resnet_under_shift() -> None:
+    rows = read("experiments/sampled_laplace/cifar.csv", ["data", "method", "metric", "value"])
+    last = {(row["method"], row["metric"]): float(row["value"]) for row in rows}  # of the two networks, the second
+    page = words("methods/sampled_laplace.md")
+    for head, metric in (("NLL", "nll"), ("ECE", "ece"), ("NLL a label, ten jointly", "joint nll a label")):
+        values = {
+            name: [last[method, f"{metric}, severity {severity}" if severity else metric] for severity in (0, 1, 3, 5)]
+            for name, method in RESNET.items()
+        }
+        for name, of_method in values.items():
+            best = [min(column) for column in zip(*values.values(), strict=True)]
+            cells = [
+                f"**{short(value)}**" if value == least else short(value)
+                for value, least in zip(of_method, best, strict=True)
+            ]
+            assert line(head if name == "MAP" else "", name, *cells) in page
+
+
+PUBLISHED = [
+    "one HMC chain",
+    "SGD",
+    "ensemble of 50",
+    "mean-field VI",
+    "SGLD",
+    "SGHMC",
+    "cyclical SGHMC",
+    "preconditioned cyclical SGHMC",
+]
+
+
+def test_what_izmailov_et_al_found() -> None:
+    value = {
+        (row["table"], row["row"], row["column"]): row["value"]
+        for row in read("experiments/papers.csv")
+        if row["paper"] == "hmc"
+    }
+    page = words("fidelity.md")
+    for table, after in (("cifar10", ""), ("cifar10 corrupted", ", -C")):
+        for column in ("accuracy", "agreement", *(("total variation",) if not after else ())):
+            assert line(column + after, *(value[table, row, column] for row in PUBLISHED)) in page
+
+
+def test_adapters_of_a_language_model() -> None:
+    nll, joint = (
+        {
+            (row["method"], row["on"]): float(row[column])
+            for row in read("experiments/adapters/language.csv")
+            if row["on"] in ("test", "other modules")
+        }
+        for column in ("nll", "joint_nll")
+    )
+    mixture = next(name for name, _ in nll if name.startswith("ensemble of") and "laplace" in name)
+    ensemble = next(name for name, _ in nll if name.startswith("ensemble of") and name != mixture)
+    tempered = next(name for name, _ in nll if name.startswith("map,"))
+    around = [name for name, on in nll if "laplace" in name or "subnetwork" in name if on == "test" and name != mixture]
+    page = words("adapters.md")
+    single = (
+        f"{nll[ensemble, 'test']:.2f}, the point {nll['map', 'test']:.2f}, a tempered point {nll[tempered, 'test']:.2f}"
+    )
+    assert f"an ensemble of adapters is ahead on single rows (NLL {single})" in page
+    strange = {name: f"{nll[name, 'other modules']:.2f}" for name in (mixture, ensemble, "map")}
+    assert f"({strange[mixture]}, the ensemble {strange[ensemble]}, the point {strange['map']})" in page
+    ends = [f"{end:.2f}" for end in (min(nll[n, "test"] for n in around), max(nll[n, "test"] for n in around))]
+    assert f"is behind that point on single rows** ({ends[0]} to {ends[1]})" in page
+    joints = [joint[name, "test"] for name in around]
+    text = f"({min(joints):.2f} to {max(joints):.2f} a label, the ensemble of Laplace {joint[mixture, 'test']:.2f}, "
+    assert f"{text}the point {joint['map', 'test']:.2f})" in page
+
+
+def test_networks_of_other_packages() -> None:
+    rows = read("benchmarks/third_party.csv")
+    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("ok", "refused", "fault")}
+    networks, page = len({row["network"] for row in rows}), words("adapters.md")
+    assert f"({networks} of them, {len(rows)} cells, `benchmarks/third_party.csv`) {count['ok']} cells load" in page
+    assert f"{count['refused']} are refused with a reason" in page
+    assert f"and {count['fault']} are faults" in page
