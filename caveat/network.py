@@ -31,6 +31,7 @@ __all__ = [
     "Network",
     "ParameterFilter",
     "Params",
+    "called_with",
     "copied",
     "fingerprint_of",
     "layer_of",
@@ -105,7 +106,7 @@ class Network:
         # A training pass gets copies of the network's own buffers, so that what it writes into them is forgotten.
         copies = {name: b.clone() for name, b in self.module.named_buffers() if name not in given} if train else {}
         values = copies | given
-        outputs = functional_call(self.module, values, *_arguments(self.module, x))
+        outputs = called_with(self.module, values, *_arguments(self.module, x))
         if train:
             with torch.no_grad():  # a module may replace a buffer, by one with a graph, instead of writing into it
                 for name, value in given.items():
@@ -327,6 +328,29 @@ def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
         raise TypeError(f"the likelihood must be an instance such as caveat.Categorical(), got {likelihood!r}")
     if prior is not None and (isinstance(prior, type) or not hasattr(prior, "log_prob")):
         raise TypeError(f"the prior must be an instance such as caveat.GaussianPrior(1.0), got {prior!r}")
+
+
+def called_with(
+    module: nn.Module, values: Params, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Outputs of the module with these tensors in the place of its own, shared ones wherever they are.
+
+    A tensor that the module replaces is replaced among `values`. torch's own tying goes by name: under a layer that has
+    two names it would put a value in twice, and leave it in the module when the call is over.
+    """
+    names_of: dict[int, list[str]] = {}
+    for prefix, layer in module.named_modules():  # each layer once, so each place once
+        for own in (layer._parameters, layer._buffers):
+            for name, tensor in own.items():
+                if tensor is not None:
+                    names_of.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
+    given = dict(values)
+    for names in names_of.values():
+        if len(names) > 1 and (named := [name for name in names if name in values]):
+            given |= {name: values[named[0]] for name in names if name not in values}
+    outputs = functional_call(module, given, args, kwargs, tie_weights=False)
+    values.update({name: given[name] for name in values})
+    return outputs
 
 
 def without_autocast(device: torch.device) -> torch.autocast:

@@ -126,6 +126,31 @@ def test_tied_weights_are_one_parameter() -> None:
     assert [(layer.name, layer.parameters, layer.selected) for layer in net.layers()] == [("embed", 15, 15)]
 
 
+def test_a_layer_of_two_names_keeps_its_own_weights_after_a_call() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.rest = nn.Sequential(nn.Tanh(), self.first, nn.BatchNorm1d(4))
+            self.again = self.rest[2]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.rest(self.first(x)))
+
+    net, x = network(Twice()), rows(5, 4)
+    params = net.params() | net.buffers()
+    given = {name: value + 1 if value.is_floating_point() else value.clone() for name, value in params.items()}
+    for train in (False, True):
+        expected = Twice()
+        expected.load_state_dict(given, strict=False)
+        expected.train(train)
+        torch.testing.assert_close(net(given, x, train=train), expected(x))
+        own = net.params() | net.buffers()
+        assert all(torch.equal(params[name], own[name]) for name in params)
+        for name, buffer in expected.named_buffers():
+            torch.testing.assert_close(given[name], buffer)
+
+
 def test_frozen_parameters_are_fixed() -> None:
     net = network(Everything())
     assert net.names == ("norm.weight", "norm.bias", "head.weight", "head.bias")

@@ -74,9 +74,11 @@ class Categorical(NothingLearned, FisherByColumns):
             )
         *positions, classes = outputs.movedim(self.class_axis, -1).shape
         if tuple(positions) != shape_of(targets):
+            last = outputs.shape[:-1] == targets.shape
+            advice = "say class_axis=-1" if last else "reshape the labels or change class_axis"
             raise ValueError(
                 f"logits of shape {shape_of(outputs)} with class_axis={self.class_axis} need labels of shape "
-                f"{tuple(positions)}, got {shape_of(targets)}: reshape the labels or change class_axis"
+                f"{tuple(positions)}, got {shape_of(targets)}: {advice}"
             )
         first = outputs[:1].double()
         fine = outputs.dtype in (torch.float32, torch.float64)  # in half precision other numbers may sum to one, too

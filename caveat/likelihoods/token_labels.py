@@ -44,7 +44,9 @@ def read_labels(
     tokens = _equal_tokens(x, labels.long(), ignored)
     if tokens is None:
         return likelihood, ""
-    if _looks_ahead(lambda inputs: outputs_of(inputs).movedim(likelihood.class_axis, -1), x, tokens, labels):
+    if (change := _changes(outputs_of, likelihood.class_axis, x, tokens, labels)) is None:
+        return likelihood, ""
+    if _looks_ahead(*change):
         return likelihood, (
             "the labels are the input tokens, and the outputs at a position depend on later tokens: they are taken as "
             "a reconstruction, position by position; say Categorical(next_token=True) for the next token, or "
@@ -70,17 +72,27 @@ def _equal_tokens(x: Inputs, labels: Tensor, ignore_index: int) -> Tensor | None
     return None
 
 
-def _looks_ahead(outputs_of: Callable[[Inputs], Tensor], x: Inputs, tokens: Tensor, labels: Tensor) -> bool:
-    """Whether outputs [B, T, C] before a token depend on it: the last token with a label is exchanged for another."""
+def _changes(
+    outputs_of: Callable[[Inputs], Tensor], class_axis: int, x: Inputs, tokens: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """How far outputs move, [B, T], and the place [B, 1] of the token that is exchanged: the last that has a label.
+
+    None where outputs are not of one vector of logits a token.
+    """
     counted = labels.long() >= 0
     positions = torch.arange(tokens.shape[1])
-    place = torch.where(counted, positions, -1).amax(1, keepdim=True)  # [B, 1]
-    chosen = positions == place
+    place = torch.where(counted, positions, -1).amax(1, keepdim=True)
     other = tokens.flatten().unique()  # ids that the network is known to take
-    exchanged = torch.where(chosen, torch.where(tokens == other[0], other[-1], other[0]), tokens)
+    exchanged = torch.where(positions == place, torch.where(tokens == other[0], other[-1], other[0]), tokens)
     x_exchanged = map_tensors(lambda tensor: exchanged if tensor is tokens else tensor, x)
     with torch.no_grad():
-        before, after = outputs_of(x).double().cpu(), outputs_of(x_exchanged).double().cpu()
-    change = (after - before).abs().amax(-1)  # [B, T]
-    earlier = positions < place
+        change = (outputs_of(x_exchanged).double().cpu() - outputs_of(x).double().cpu()).abs()
+    if not -change.ndim <= class_axis < change.ndim or (change := change.amax(class_axis)).shape != labels.shape:
+        return None
+    return change, place
+
+
+def _looks_ahead(change: Tensor, place: Tensor) -> bool:
+    """Whether outputs before a token depend on it."""
+    earlier = torch.arange(change.shape[1]) < place
     return bool(change[earlier].amax() > 1e-3 * change[~earlier].amax()) if bool(earlier.any()) else False

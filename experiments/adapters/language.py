@@ -2,6 +2,7 @@
 
     python experiments/adapters/language.py                             # three seeds, ten minutes or so on one core
     python experiments/adapters/language.py --method laplace --seed 0
+    python experiments/adapters/language.py --minutes 9                 # in pieces: again until it says done
     python experiments/adapters/language.py --width 16 --steps 20 --rows 60 --epochs 1 --csv try.csv   # to see it run
 
 A decoder with the blocks of Llama learns to guess the next word of the standard library's documentation. Adapters
@@ -20,11 +21,13 @@ from typing import Any
 import torch
 from adapter_scores import Table, apart, cost, predicted, scores
 from docstrings import ANSWERS, PADDING, Text, read
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import caveat
 from caveat import Training
+from caveat.files import whole_file
 
 DRAWS = 16  # of a prediction
 
@@ -41,10 +44,14 @@ def language_model(vocabulary: int, width: int) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def pretrained(text: Text, width: int, steps: int, seed: int) -> nn.Module:
-    """The model after some steps of guessing the next word."""
+def pretrained(text: Text, given: argparse.Namespace, seed: int) -> dict[str, Tensor]:
+    """The weights after some steps of guessing the next word, kept in the folder."""
+    steps = given.steps
+    kept = given.folder / f"pretrained-{given.width}-{steps}-{seed}.safetensors"
+    if kept.exists():
+        return load_file(kept)
     torch.manual_seed(seed)
-    model = language_model(text.vocabulary, width).train()
+    model = language_model(text.vocabulary, given.width).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(steps):
@@ -57,7 +64,10 @@ def pretrained(text: Text, width: int, steps: int, seed: int) -> nn.Module:
         optimizer.step()
         schedule.step()
     print(f"pretrained with seed {seed}: {float(loss.detach()):.2f} nats a word in the last batch", flush=True)
-    return model.eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with whole_file(kept) as unfinished:
+        save_file(state, unfinished)
+    return state
 
 
 def adapted(model: nn.Module, seed: int) -> nn.Module:
@@ -134,19 +144,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1200, help="of pretraining")
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--precision", type=float, default=1.0, help="of the prior over adapters")
-    parser.add_argument("--folder", type=Path, default=Path("runs/adapters"), help="keeps the points")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many minutes")
+    parser.add_argument("--folder", type=Path, default=Path("runs/adapters"), help="keeps the bases and the points")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("language.csv"))
     given = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)  # of peft
-    table = Table(given.csv)
+    table, begun = Table(given.csv), time.monotonic()
     for seed in given.seed or (0, 1, 2):
         wanted = [name for name in given.method or methods(1) if not table.has(given.rows, name, seed)]
         if not wanted:
             continue
         text = read(given.rows, seed)
-        model = pretrained(text, given.width, given.steps, seed)
-        state = {name: value.clone() for name, value in model.state_dict().items()}
+        state = pretrained(text, given, seed)
         for name in wanted:
+            if time.monotonic() - begun > 60 * given.minutes:
+                print("time is up: call this again to go on", flush=True)
+                return
             begin = time.process_time()
             base = language_model(text.vocabulary, given.width)
             base.load_state_dict(state)
@@ -157,6 +170,7 @@ def main() -> None:
                 continue
             table.add(lines)
             print(f"{name}, seed {seed}: {time.process_time() - begin:.0f} s, {lines[0]['nll']:.3f} nats", flush=True)
+    print("done")
 
 
 if __name__ == "__main__":

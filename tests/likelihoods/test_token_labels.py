@@ -107,6 +107,11 @@ def test_other_labels_are_taken_as_they_stand() -> None:
         caveat.Task(build(), Tokens(tokens(), shifted), Categorical(class_axis=-1, next_token=True))
 
 
+def test_classes_on_another_axis_than_said_are_refused_with_the_axis() -> None:
+    with pytest.raises(ValueError, match=r"with class_axis=1 need labels of shape \(24, 7\), .*say class_axis=-1"):
+        caveat.Task(build(), Tokens(tokens()), Categorical())
+
+
 def test_one_label_a_row_has_no_next_one() -> None:
     with pytest.raises(ValueError, match=r"needs labels \[batch, positions\]"):
         caveat.Task(nn.Linear(3, 2), (torch.randn(6, 3), torch.arange(6) % 2), Categorical(next_token=True))

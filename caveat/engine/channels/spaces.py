@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from caveat.batches import Inputs, map_tensors
 from caveat.engine.channels.narrowing import SIZES, Axis, Channels, Extent, Segment, narrow, widen_params
 from caveat.engine.channels.trial import axis_length, close, cut, module_tensors, trial
+from caveat.network import called_with
 
 __all__ = ["OUTPUTS", "find_channels"]
 
@@ -279,7 +280,7 @@ def _try(module: nn.Module, channels: Channels, given: list[Any]) -> None:
     thin = narrow(module, channels, kept)
     values = widen_params(dict(thin.named_parameters()) | dict(thin.named_buffers()), channels, kept)
     try:
-        same = close(torch.func.functional_call(module, values, tuple(given)), thin(*given))
+        same = close(called_with(module, values, tuple(given)), thin(*given))
         problem = "" if same else "does not compute what the whole one does without the other channels"
     except Exception as error:
         problem = f"does not run ({_first_line(error)})"

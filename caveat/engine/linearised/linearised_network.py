@@ -158,6 +158,8 @@ def mode(
         length = _lowest(noise, h, outputs, _dot(precision * theta, direction), _dot(precision * direction, direction))
         theta, h = theta + length * direction, h + length * outputs
         size = _dot(precision * theta, theta)
+        if not size > 0:  # the data say nothing, and zero is where the prior has it
+            return theta, number + 2.0, True
         trail.append((0.5 * size - noise.log_likelihood(h), size))
         if prepared.progress is not None:
             prepared.progress(number + 1.0, math.sqrt(steepness / size))

@@ -1,5 +1,9 @@
 """A network's linear model: the rows that count, and its mean against dense float64 references."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -64,6 +68,28 @@ def test_the_mean_of_the_linear_model(kind: str, g_prior: bool, negligible: floa
     assert (mean - first).norm() > 0.1 * mean.norm()  # w is not it
     if not g_prior:  # rows left out of the curvature count here
         torch.testing.assert_close(mean, dense.mean(0.5, own.weights), rtol=1e-3, atol=1e-4)
+
+
+def test_where_the_data_say_nothing_the_mean_is_zero() -> None:
+    class Dead:
+        """Features whose Jacobian is zero."""
+
+        def blocks(self) -> Iterator[SimpleNamespace]:
+            for block in own.features.blocks():
+                yield SimpleNamespace(
+                    index=block.index,
+                    forward=lambda vectors, block=block: torch.zeros_like(block.forward(vectors)),
+                    backward=lambda values, block=block: torch.zeros_like(block.backward(values)),
+                )
+
+    own = network_model("Categorical")
+    prepared = ConjugateGradients().prepare(own.model)
+    prepared.progress = lambda *told: None
+    model = own.model.with_precision(torch.tensor([0.5], dtype=torch.float64))
+    first = own.weights * 1e-150  # a step on, its square is zero in double precision
+    mean, _, found = mode(replace(own, features=Dead()), model, prepared, first, resting=1e-8)
+    assert found
+    assert mean.norm() <= 1e-8 * first.norm()
 
 
 @pytest.mark.parametrize("kind", ["Gaussian", "HeteroscedasticGaussian"])
