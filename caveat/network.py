@@ -18,10 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from caveat.batches import Inputs, tensors
-from caveat.copies import FrozenBase, copied, frozen_parameter, moved, same_storage, sharing_copy, unwrapped
+from caveat.copies import (
+    FrozenBase,
+    called_with,
+    copied,
+    frozen_parameter,
+    moved,
+    same_storage,
+    sharing_copy,
+    unwrapped,
+)
 from caveat.likelihoods import Categorical, Likelihood, answer_logits
 from caveat.priors import GaussianPrior, Params, Prior
 
@@ -31,7 +39,6 @@ __all__ = [
     "Network",
     "ParameterFilter",
     "Params",
-    "called_with",
     "copied",
     "fingerprint_of",
     "layer_of",
@@ -82,6 +89,7 @@ class Network:
         self.prior: Prior = GaussianPrior() if prior is None else prior
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.names = _select(self.module, parameters)
+        _check_selected(self.module, self.names)
         self.initialise = (
             initialise if initialise is None or callable(initialise) else _patterns(initialise, self.names)
         )
@@ -328,29 +336,27 @@ def _check_kinds(module: Any, likelihood: Any, prior: Any) -> None:
         raise TypeError(f"the likelihood must be an instance such as caveat.Categorical(), got {likelihood!r}")
     if prior is not None and (isinstance(prior, type) or not hasattr(prior, "log_prob")):
         raise TypeError(f"the prior must be an instance such as caveat.GaussianPrior(1.0), got {prior!r}")
+    if empty := [name for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensor.is_meta]:
+        raise ValueError(f"{empty[0]!r} has no values (it is on the meta device): load weights into the module first")
 
 
-def called_with(
-    module: nn.Module, values: Params, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-) -> Any:
-    """Outputs of the module with these tensors in the place of its own, shared ones wherever they are.
-
-    A tensor that the module replaces is replaced among `values`. torch's own tying goes by name: under a layer that has
-    two names it would put a value in twice, and leave it in the module when the call is over.
-    """
-    names_of: dict[int, list[str]] = {}
-    for prefix, layer in module.named_modules():  # each layer once, so each place once
-        for own in (layer._parameters, layer._buffers):
-            for name, tensor in own.items():
-                if tensor is not None:
-                    names_of.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
-    given = dict(values)
-    for names in names_of.values():
-        if len(names) > 1 and (named := [name for name in names if name in values]):
-            given |= {name: values[named[0]] for name in names if name not in values}
-    outputs = functional_call(module, given, args, kwargs, tie_weights=False)
-    values.update({name: given[name] for name in values})
-    return outputs
+def _check_selected(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise a ValueError for weights that no posterior can be about: complex ones, and merged adapters'."""
+    parameters = dict(module.named_parameters())
+    for name in names:
+        if parameters[name].is_complex():
+            raise ValueError(
+                f"parameter {name!r} is {parameters[name].dtype}, and inference is about real weights: keep "
+                "torch.view_as_real(w) as the parameter and take torch.view_as_complex of it in forward, or leave it "
+                "out with parameters="
+            )
+    for layer, one in module.named_modules():
+        own = [name for name in names if name.startswith(f"{layer}.")]
+        if getattr(one, "merged", False) is True and own:  # as layers of peft and loralib say it
+            raise ValueError(
+                f"the adapters in {layer!r} are merged into their base, so that no output depends on {own[0]!r}: "
+                "unmerge them first (unmerge_adapter()), or leave them out with parameters="
+            )
 
 
 def without_autocast(device: torch.device) -> torch.autocast:

@@ -151,6 +151,41 @@ def test_a_layer_of_two_names_keeps_its_own_weights_after_a_call() -> None:
             torch.testing.assert_close(given[name], buffer)
 
 
+def test_weights_that_no_posterior_can_be_about_are_refused() -> None:
+    class Complex(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x * self.phase).abs())
+
+    with pytest.raises(ValueError, match=r"'phase' is torch\.complex64.*view_as_real"):
+        network(Complex())
+    assert network(Complex(), parameters=["weight", "bias"]).n_parameters == 10
+
+    with pytest.raises(ValueError, match=r"'0\.weight' has no values \(it is on the meta device\)"):
+        network(nn.Sequential(nn.Linear(4, 2, device="meta")))
+
+    adapted = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3))
+    adapted[1].merged = True
+    with pytest.raises(ValueError, match=r"adapters in '1' are merged.*no output depends on '1\.weight': unmerge"):
+        network(adapted)
+    assert network(adapted, parameters="0.*").n_parameters == 10
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft's own calls
+def test_merged_adapters_of_peft_are_refused_until_they_are_unmerged() -> None:
+    peft = pytest.importorskip("peft", reason="needs peft")
+    settings = peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(4, 2)), settings)
+    model.merge_adapter()
+    with pytest.raises(ValueError, match=r"merged into their base.*unmerge_adapter\(\)"):
+        network(model)
+    model.unmerge_adapter()
+    assert network(model).n_parameters == 2 * 4 + 2 * 2
+
+
 def test_frozen_parameters_are_fixed() -> None:
     net = network(Everything())
     assert net.names == ("norm.weight", "norm.bias", "head.weight", "head.bias")

@@ -7,6 +7,7 @@ is who calls this.
 """
 
 from caveat.copies.frozen_base import FrozenBase
+from caveat.copies.module_calls import called_with
 from caveat.copies.module_copies import (
     copied,
     frozen_parameter,
@@ -19,6 +20,7 @@ from caveat.copies.module_copies import (
 
 __all__ = [
     "FrozenBase",
+    "called_with",
     "copied",
     "frozen_parameter",
     "moved",

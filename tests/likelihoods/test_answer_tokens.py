@@ -122,3 +122,25 @@ def test_a_model_of_transformers_answers() -> None:
     found = posterior.predict(transformers.BatchEncoding(data.inputs)).probs
     wanted = model(**data.inputs).logits[:, -1, list(ANSWERS)].softmax(-1)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prompts_before_the_text_are_no_part_of_it(side: str) -> None:
+    data, model = Questions(side), build()
+    logits = model(**data.inputs)["logits"]
+    prompted = torch.cat([torch.randn(40, 3, WORDS), logits], 1)
+    assert torch.equal(answer_logits(prompted, data.inputs, ANSWERS), answer_logits(logits, data.inputs, ANSWERS))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_tuned_prompts_of_a_language_model_answer() -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    peft = pytest.importorskip("peft", reason="needs peft")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=WORDS, n_positions=2 * LENGTH)
+    torch.manual_seed(0)
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model, data = peft.get_peft_model(transformers.GPT2LMHeadModel(config), prompts).eval(), Questions("left")
+    task = caveat.Task(model, data, caveat.Categorical(classes=ANSWERS))
+    posterior = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=0)), progress=False)
+    wanted = model(**data.inputs).logits[:, -1, list(ANSWERS)].softmax(-1)
+    torch.testing.assert_close(posterior.predict(data.inputs).probs, wanted)

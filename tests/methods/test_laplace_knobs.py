@@ -95,7 +95,7 @@ def test_coverage_says_what_each_layer_got() -> None:
     assert said("low_rank")[:2] == ["Gaussian, low-rank precision"] * 2
     assert said("kronecker") == [
         "Gaussian, Kronecker-factored",
-        "diagonal Gaussian (a BatchNorm1d has no Kronecker factors)",
+        "diagonal Gaussian (this BatchNorm1d has no Kronecker factors)",
         "Gaussian, Kronecker-factored, in part",
     ]
 

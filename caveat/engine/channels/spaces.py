@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from caveat.batches import Inputs, map_tensors
+from caveat.copies import called_with
 from caveat.engine.channels.narrowing import SIZES, Axis, Channels, Extent, Segment, narrow, widen_params
 from caveat.engine.channels.trial import axis_length, close, cut, module_tensors, trial
-from caveat.network import called_with
 
 __all__ = ["OUTPUTS", "find_channels"]
 

@@ -190,7 +190,7 @@ def structure_treatment(curvature: Curvature, structure: Structure, network: Net
             return "fixed at the MAP"
         if layer.name in factored:
             return "Gaussian, Kronecker-factored"
-        return f"diagonal Gaussian (a {layer.kind} has no Kronecker factors)"
+        return f"diagonal Gaussian (this {layer.kind} has no Kronecker factors)"
 
     return treatment
 
