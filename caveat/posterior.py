@@ -262,6 +262,8 @@ class Posterior:
             advice = (
                 "call the tokenizer with return_tensors='pt' and padding=True"
                 if isinstance(given, Mapping)
+                else "give what the tokenizer makes of them, tokenizer(texts, return_tensors='pt', padding=True)"
+                if isinstance(given, str) or (isinstance(given, list) and any(isinstance(one, str) for one in given))
                 else "make a tensor of it, or a DataLoader"
             )
             raise TypeError(

@@ -11,19 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import sampler as samplers
 from torch.utils.data.distributed import DistributedSampler
 
-from caveat.batches import Inputs, concatenate, count_rows, first_not_finite, move, tensors
+from caveat.batches import Inputs, as_inputs, concatenate, count_rows, first_not_finite, move, tensors
 from caveat.randomness import seeded
 
 __all__ = ["Batch", "Data", "Rows", "evenly_spread"]
 
 Batch = tuple[Inputs, Tensor]
 Data = DataLoader | Dataset | tuple[Tensor, Tensor]
+
+MOST_STREAMED = 1_000_000  # rows of a stream that are read into memory, and their bytes
+MOST_STREAMED_BYTES = 2**31
 
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -33,7 +37,8 @@ class Rows:
 
     Args:
         data: a `DataLoader` (its data set, collation, workers and batch size are used, its sampler must take each
-            row once), a map-style data set of (input, target) pairs, or a pair of tensors.
+            row once), a map-style data set of (input, target) pairs, or a pair of tensors or arrays. A stream
+            (`IterableDataset`) is read into memory, once, where it has an end and there is room for it.
         needs_targets: whether rows without targets are an error.
     """
 
@@ -42,16 +47,16 @@ class Rows:
         self.known_finite = False  # whether all inputs were looked at once
         self._reading: dict[str, Any] = {"collate_fn": default_collate}  # how a loader is to read rows
         indices: Tensor | None = None
-        if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
-            data = _tensor_dataset(data)
-        if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        if isinstance(data, tuple) and data and all(isinstance(part, Tensor | numpy.ndarray) for part in data):
+            data = _tensor_dataset(as_inputs(data, torch.get_default_dtype()))
+        if isinstance(data, DataLoader):
             indices, self.batch_size = _plain_reading(data)
             settings = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
             self._reading = {name: getattr(data, name) for name in settings}
         dataset: Any = data.dataset if isinstance(data, DataLoader) else data
-        if isinstance(dataset, tuple) and any(type(part).__module__ == "numpy" for part in dataset):
-            raise ValueError("the data is a tuple of numpy arrays: make tensors of them, torch.from_numpy(x).float()")
-        not_rows = isinstance(dataset, IterableDataset | Tensor | tuple | Mapping | str)
+        if isinstance(dataset, IterableDataset):
+            dataset = _read_to_its_end(dataset)
+        not_rows = isinstance(dataset, Tensor | tuple | Mapping | str)
         if not_rows or not hasattr(dataset, "__getitem__"):
             raise ValueError(
                 f"the data is a {type(dataset).__name__}, which cannot be read by index: pass a DataLoader over a "
@@ -200,11 +205,33 @@ def evenly_spread(n: int, count: int) -> Tensor:
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
 
 
-def _tensor_dataset(parts: tuple[Tensor, ...]) -> TensorDataset:
+def _tensor_dataset(parts: tuple[Any, ...]) -> TensorDataset:
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise ValueError(
+                f"the data has an array of {part.dtype}, and numbers are needed: of words, name the classes, classes = "
+                "sorted(set(labels)), and give each row classes.index(label)"
+            )
     lengths = [len(part) if part.ndim else 0 for part in parts]
     if len(set(lengths)) > 1:
         raise ValueError(f"the data is a tuple of tensors with {lengths} rows: each must have as many as the others")
     return TensorDataset(*parts)
+
+
+def _read_to_its_end(stream: IterableDataset) -> list[Any]:
+    """The rows of a stream, which can then be counted, split and read again in any order."""
+    rows: list[Any] = []
+    size = 0
+    for row in stream:
+        rows.append(row)
+        size += sum(tensor.nbytes for tensor in tensors(as_inputs(row, torch.get_default_dtype())))
+        if len(rows) > MOST_STREAMED or size > MOST_STREAMED_BYTES:
+            raise ValueError(
+                f"the stream {type(stream).__name__} has more than {len(rows) - 1:,} rows, {size / 1e9:.1f} GB of "
+                "tensors, and has not ended: rows are counted and read again, so give a data set that is read by index "
+                "(list(stream) is one, where it ends and there is room for it)"
+            )
+    return rows
 
 
 def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
@@ -218,6 +245,8 @@ def _plain_reading(loader: DataLoader) -> tuple[Tensor | None, int]:
             "the loader has batch_size=None, so its data set gives whole batches: pass a data set of single rows, "
             "which a posterior counts, with a batch size"
         )
+    if isinstance(loader.dataset, IterableDataset):
+        return None, loader.batch_size or 128
     sampler: Any = batches.sampler if type(batches) is samplers.BatchSampler else batches
     size: int = getattr(batches, "batch_size", 128)
     if isinstance(sampler, DistributedSampler):

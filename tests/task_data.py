@@ -106,4 +106,7 @@ def every_kind() -> dict:
         "mapping batches": DataLoader(Lazy(), 4, collate_fn=lambda rows: UserDict(as_dict(rows))),
         "other library": DataLoader(Plain(), 4, shuffle=True),
         "worker": DataLoader(Lazy(), 4, num_workers=1),
+        "stream": Stream(),
+        "loader of a stream": DataLoader(Stream(), 4),
+        "arrays": (x.numpy().astype("float64"), y.numpy()),
     }

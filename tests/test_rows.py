@@ -6,11 +6,14 @@ from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+import caveat
+from caveat import rows as rows_module
 from caveat.batches import tensors
 from caveat.rows import Rows
 from tests.task_data import Augmented, Lazy, N, Named, Stream, as_dict, data, every_kind, task
@@ -55,6 +58,7 @@ def test_tensors_are_read_at_once_unless_the_loader_collates_them() -> None:
         "subset of subset",
         "subset sampler",
         "batch sampler",
+        "arrays",
     }
 
 
@@ -110,9 +114,8 @@ def test_rows_padded_by_the_batch_are_read() -> None:
         (lambda x, y: DataLoader(TensorDataset(x, y), batch_sampler=[[0, 0], [1, 2]]), "the loader's list weights"),
         (lambda x, y: DataLoader(TensorDataset(x, y), sampler=torch.utils.data.SequentialSampler(x[:3])), "leaves out"),
         (lambda x, y: DataLoader(TensorDataset(x, y), batch_size=None), "whole batches.*with a batch size"),
-        (lambda x, y: Stream(), r"Stream, which cannot be read by index.*list\(iterable\)"),
-        (lambda x, y: DataLoader(Stream(), 4), r"Stream, which cannot be read by index.*list\(iterable\)"),
-        (lambda x, y: (x.numpy(), y.numpy()), "a tuple of numpy arrays.*torch.from_numpy"),
+        (lambda x, y: DataLoader(Stream(), batch_size=None), "whole batches.*with a batch size"),
+        (lambda x, y: (x.numpy(), y.numpy().astype(str)), r"an array of <U\d+, and numbers are needed.*classes.index"),
         (lambda x, y: x, "the data is a Tensor.*a pair of tensors"),
         (lambda x, y: 3, "the data is a int"),
         (lambda x, y: (x, y[:-1]), r"\[13, 12\] rows"),
@@ -145,6 +148,27 @@ def test_rows_padded_by_the_batch_are_read() -> None:
 def test_data_that_cannot_be_used_are_refused(rows, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         task(rows(*data()))
+
+
+@pytest.mark.parametrize("limit", ["MOST_STREAMED", "MOST_STREAMED_BYTES"])
+def test_a_stream_without_end_is_refused_where_memory_would_be(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.ones(4), 0
+
+    monkeypatch.setattr(rows_module, limit, 20 if limit == "MOST_STREAMED" else 20 * 16)
+    for endless in (Endless(), DataLoader(Endless(), 4)):
+        with pytest.raises(ValueError, match=r"stream Endless has more than 20 rows.*has not ended.*list\(stream\)"):
+            Rows(endless)
+
+
+def test_a_stream_is_evaluated_and_predicted() -> None:
+    posterior = caveat.fit(task(data()), caveat.MAP(training=caveat.Training(epochs=0)), progress=False)
+    whole, stream = (caveat.evaluate(posterior, {"all": rows}) for rows in (data(), DataLoader(Stream(), 5)))
+    assert whole["all"].metrics == stream["all"].metrics
+    loader = DataLoader(Stream(), 5)
+    assert torch.equal(posterior.predict(loader).probs, posterior.predict(data()[0]).probs)
 
 
 def test_a_data_set_without_length_is_refused() -> None:
