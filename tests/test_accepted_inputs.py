@@ -68,6 +68,13 @@ def test_what_a_tokenizer_returns_is_predicted() -> None:
     assert torch.equal(found, posterior.predict(given).probs)
 
 
+def test_texts_in_the_place_of_tokens_are_answered_with_the_call_that_makes_them() -> None:
+    posterior = fitted(ByName(), Dicts())
+    for texts in ("a film", ["a film", "a book"]):
+        with pytest.raises(TypeError, match=r"not a (str|list): give what the tokenizer makes.*padding=True"):
+            posterior.predict(texts)
+
+
 def test_a_dict_that_forward_takes_whole_is_passed_whole(tmp_path) -> None:
     torch.manual_seed(0)
     module = Whole()

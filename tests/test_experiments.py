@@ -235,3 +235,45 @@ def test_docstrings_are_told_apart_by_family_without_a_row_in_two_places(script:
     assert not torch.equal(text.train[0]["input_ids"], others.train[0]["input_ids"])
     shorter = text.dropped[0.6][0]["attention_mask"].sum(1) <= text.test[0]["attention_mask"].sum(1)
     assert float(shorter.double().mean()) == 1
+
+
+def test_pages_on_adapters_are_what_their_results_give(script: Callable[[str], ModuleType]) -> None:
+    pages = script("adapters/pages.py")
+    for page in pages.PAGES:
+        text = page.read_text()
+        assert text == pages.filled(text), f"{page.name}: run `python experiments/adapters/pages.py`"
+    named = {name for page in pages.PAGES for name in pages.PART.findall(page.read_text())}
+    assert named == set(pages.PARTS)
+
+
+def test_a_method_is_called_better_where_its_differences_to_the_point_are(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = script("adapters/pages.py")
+    values = {
+        "map": (1.0, 2.0, 3.0),
+        "lower": (0.9, 1.8, 2.9),
+        "higher": (1.1, 2.1, 3.2),
+        "now and then": (0.9, 2.3, 3.0),
+        "twice": (0.0, 0.0),
+    }
+    lines = [
+        {"on": on, "method": method, "seed": str(seed), "nll": str(value), "joint_nll": str(value), "rows": "1000"}
+        | dict.fromkeys(("accuracy", "ece", "fit_seconds", "stored_mb", "auroc_entropy"), "1")
+        for on in ("test", "other modules", "words left out 0.6", "reference paragraphs", "fog 5")
+        for method, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
+    ]
+    sides = pages.verdicts(pages.scores(lines, pages.NLL))
+    assert sides == {
+        "better": ["`lower` (-0.13)"],
+        "worse": ["`higher` (+0.13)"],
+        "not told apart": ["`now and then` (+0.07)"],
+        pages.FEW: ["`twice` (-1.50)"],
+    }
+    monkeypatch.setattr(pages, "read", lambda name: lines)
+    assert "| lower | 3 | 1.000 ± 0.000 | 1.867 ± 0.578 |" in pages.language_table()
+    assert "- **Single rows**. better: `lower` (-0.13). worse: `higher`" in pages.language_verdicts()
+    assert "nothing is said of them: `twice`." in pages.language_verdicts()
+    assert pages.vit_state().startswith("1,000 training images:")
+    assert "NLL, fog 5" in pages.vit_state()

@@ -70,6 +70,15 @@ def test_a_network_fits_predicts_and_loads_as_it_was(
         assert row["equal"], f"{setting}: what was loaded predicts otherwise"
 
 
+def test_the_page_has_the_rows_of_the_csv_and_their_refusals_are_justified(parts: ModuleType) -> None:
+    import third_party
+
+    rows = parts.tables.Rows(ROOT / "benchmarks" / "third_party.csv")
+    text = (ROOT / "docs" / "networks.md").read_text()
+    assert text == third_party.filled(text, rows), "run `python benchmarks/third_party.py --page docs/networks.md`"
+    assert [row for row in rows.all() if row["outcome"] != "ok" and not parts.tables.justification(row)] == []
+
+
 def test_a_cell_that_fails_says_where(parts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, which may refuse, break, or take too long."""
     case, cell = parts.cases, parts.cell

@@ -7,6 +7,8 @@ import caveat
 from caveat.methods import discover
 
 EPOCHS = 6  # of methods that train from scratch
+CORE = ("map", "ensemble", "hmc", "ivon", "laplace", "last_layer_laplace", "mc_dropout", "mean_field_vi",
+        "sampled_laplace", "sgmcmc", "ssvi", "subnetwork_laplace", "swag")  # fmt: skip
 
 
 def settings() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .cell import FIELDS
+from .settings import CORE
 
 MARKS = {"ok": "+", "refused": "r", "over the time limit": "t", "fault": "F", "died": "F"}
 JUSTIFIED = {
@@ -49,9 +50,25 @@ class Rows:
         part.replace(self.path)
 
 
+def page(rows: list[dict[str, Any]]) -> str:
+    """What a page says of the rows: how many ended how, the grid of the core settings, and whatever was not well."""
+    core = [row for row in rows if row["setting"] in CORE]
+    others = [row for row in rows if row["setting"] not in CORE]
+    settings = len({row["setting"] for row in others})
+    whole = [name for name in dict.fromkeys(row["network"] for row in core)
+             if sum(row["network"] == name for row in core) == len(CORE)]  # fmt: skip
+    told = f"{summary(core)}; every setting was run on {len(whole)} networks."
+    more = f" Of {settings} more settings, on some of the networks: {_ends(others)}." if others else ""
+    legend = (
+        "`+` fits, predicts, is saved, and loads bit-equal; `r` is refused; `F` is a fault; `t` over the time limit."
+    )
+    return f"{told}{more}\n\n{legend}\n\n{grid(core)}\n\nWhat did not end well, in all settings:\n\n{refusals(rows)}"
+
+
 def grid(rows: list[dict[str, Any]]) -> str:
     """A markdown table, networks by settings."""
-    names = list(dict.fromkeys(row["setting"] for row in rows))
+    names = [name for name in CORE if any(row["setting"] == name for row in rows)]
+    names += [name for name in dict.fromkeys(row["setting"] for row in rows) if name not in CORE]
     marks = {(row["network"], row["setting"]): MARKS.get(row["outcome"], "F") for row in rows}
     lines = ["| network | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     networks = dict.fromkeys(row["network"] for row in rows)
@@ -85,12 +102,17 @@ def justification(row: dict[str, Any]) -> str:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """How many cells ended how."""
-    counts = Counter(row["outcome"] for row in rows)
     justified = sum(bool(justification(row)) for row in rows)
     networks = len({row["network"] for row in rows})
     settings = len({row["setting"] for row in rows})
-    ends = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-    return f"{networks} networks x {settings} settings, {len(rows)} cells: {ends}; {justified} refusals are justified"
+    return (
+        f"{networks} networks x {settings} settings, {len(rows)} cells: {_ends(rows)}; "
+        f"{justified} refusals are justified"
+    )
+
+
+def _ends(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in Counter(row["outcome"] for row in rows).most_common())
 
 
 def _without_particulars(text: str) -> str:

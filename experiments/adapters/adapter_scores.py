@@ -70,8 +70,10 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lines = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-        self.done = {(line["rows"], line["method"], line["seed"]) for line in lines}
+        self.done: set[tuple[str, str, str]] = set()
+        if path.exists():
+            with path.open(newline="") as file:
+                self.done = {(line["rows"], line["method"], line["seed"]) for line in csv.DictReader(file)}
 
     def has(self, rows: int, method: str, seed: int) -> bool:
         """Whether there are lines of this run."""

@@ -1,0 +1,190 @@
+"""Fills README.md here and docs/adapters.md with what language.csv and vit.csv have.
+
+    python experiments/adapters/pages.py            # writes the parts again
+    python experiments/adapters/pages.py --check    # says which of them are not those of the csv files
+
+A part stands between `<!-- NAME -->` and `<!-- end -->`. Numbers are means over seeds with standard errors; a method is
+called better or worse than the point where the mean of the differences, seed by seed, is more than twice its standard
+error from zero, which is asked of three seeds or more.
+"""
+
+import argparse
+import csv
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "adapters.md")
+PART = re.compile(r"<!-- (?P<name>[a-z_]+) -->\n.*?<!-- end -->", re.DOTALL)
+ENOUGH = 3  # seeds for a verdict
+POINT = "map"
+FEW = "too few seeds"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A score of a table: which lines it is read from, and how it is written."""
+
+    head: str
+    on: str
+    score: str
+    digits: int = 3
+
+
+LANGUAGE = (
+    Column("accuracy", "test", "accuracy"),
+    Column("NLL", "test", "nll"),
+    Column("ECE", "test", "ece"),
+    Column("joint NLL", "test", "joint_nll"),
+    Column("NLL, 60% of words left out", "words left out 0.6", "nll"),
+    Column("NLL, other modules", "other modules", "nll"),
+    Column("AUROC, reference paragraphs", "reference paragraphs", "auroc_entropy"),
+    Column("fit, s", "test", "fit_seconds", 0),
+    Column("stored MB", "test", "stored_mb", 2),
+)
+NLL, JOINT, UNSEEN = LANGUAGE[1], LANGUAGE[3], LANGUAGE[5]
+Scores = dict[str, dict[str, float]]  # method -> seed -> score
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """The lines of a csv file here; none where it is not there."""
+    if not (HERE / name).exists():
+        return []
+    with (HERE / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scores(lines: list[dict[str, str]], column: Column) -> Scores:
+    """A column's score of every method and seed."""
+    found: Scores = {}
+    for line in lines:
+        if line["on"] == column.on and line[column.score]:
+            found.setdefault(line["method"], {})[line["seed"]] = float(line[column.score])
+    return found
+
+
+def with_error(values: list[float], digits: int) -> str:
+    """A mean, and its standard error where there are several values."""
+    text = f"{statistics.mean(values):.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {_error(values):.{digits}f}"
+
+
+def table(lines: list[dict[str, str]], columns: tuple[Column, ...]) -> str:
+    """All methods, in the order of the file."""
+    by_column = [scores(lines, column) for column in columns]
+    rows = ["| method | seeds | " + " | ".join(column.head for column in columns) + " |"]
+    rows.append("|---" * (len(columns) + 2) + "|")
+    for method, seeds in by_column[0].items():
+        cells = [
+            with_error([*found[method].values()], column.digits)
+            for column, found in zip(columns, by_column, strict=True)
+        ]
+        rows.append(f"| {method} | {len(seeds)} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def verdicts(found: Scores) -> dict[str, list[str]]:
+    """Methods by whether their score is lower than the point's, higher, or cannot be told from it."""
+    sides: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": [], FEW: []}
+    for method, seeds in found.items():
+        if method == POINT:
+            continue
+        differences = [value - found[POINT][seed] for seed, value in seeds.items() if seed in found[POINT]]
+        if len(differences) < ENOUGH:
+            side = FEW
+        elif abs(mean := statistics.mean(differences)) <= 2 * _error(differences):
+            side = "not told apart"
+        else:
+            side = "better" if mean < 0 else "worse"
+        sides[side].append(f"`{method}`" + (f" ({statistics.mean(differences):+.2f})" if differences else ""))
+    return sides
+
+
+def language_table() -> str:
+    """The table of the experiment on a language model."""
+    return table(read("language.csv"), LANGUAGE)
+
+
+def language_verdicts() -> str:
+    """What can be told apart, and what was not run often enough to be."""
+    lines = read("language.csv")
+    said = [f"Differences of NLL to the point, in nats a label, where {ENOUGH} seeds or more have both:", ""]
+    for what, column in (("Single rows", NLL), ("Modules that training has not seen", UNSEEN), ("Two rows", JOINT)):
+        sides = verdicts(scores(lines, column))
+        parts = [f"{side}: {', '.join(methods)}" for side, methods in sides.items() if methods and side != FEW]
+        said.append(f"- **{what}**{', ten labels together' * (column is JOINT)}. {'. '.join(parts) or 'No method'}.")
+    if few := verdicts(scores(lines, NLL))[FEW]:
+        names = ", ".join(name.partition(" (")[0] for name in few)
+        said.append(f"- Run with fewer seeds, so that nothing is said of them: {names}.")
+    return "\n".join(said)
+
+
+def language_in_short() -> str:
+    """The same in two sentences."""
+    lines = read("language.csv")
+    single, joint = (
+        {method: statistics.mean(seeds.values()) for method, seeds in scores(lines, column).items()}
+        for column in (NLL, JOINT)
+    )
+    runs = {len(seeds) for seeds in scores(lines, NLL).values()}
+    seeds = f"{max(runs)} seeds" if len(runs) == 1 else f"{min(runs)} to {max(runs)} seeds"
+    best, together = min(single, key=lambda name: single[name]), min(joint, key=lambda name: joint[name])
+    return (
+        f"Of {len(single)} methods ({seeds} each), {best} has the lowest NLL on single rows ({single[best]:.2f}; the "
+        f"point {single[POINT]:.2f}, with a temperature {single['map, temperature']:.2f}), and {together} on ten "
+        f"labels of two rows together ({joint[together]:.2f} a label; the point {joint[POINT]:.2f})."
+    )
+
+
+def vit_state() -> str:
+    """Whether the experiment on a vision transformer has been run, and what it has."""
+    lines = read("vit.csv")
+    if not lines:
+        return (
+            "The experiment on a vision transformer needs a GPU and is **not yet run**: nothing is claimed of adapters "
+            "under corruption of images."
+        )
+    tables = []
+    for rows in sorted({line["rows"] for line in lines}, key=int):
+        part = [line for line in lines if line["rows"] == rows]
+        hardest = [on for on in dict.fromkeys(line["on"] for line in part) if on.endswith(" 5")]
+        columns = (*LANGUAGE[:4], *(Column(f"NLL, {on}", on, "nll") for on in hardest))
+        tables.append(f"{int(rows):,} training images:\n\n{table(part, columns)}")
+    return "\n\n".join(tables)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "language_table": language_table,
+    "language_verdicts": language_verdicts,
+    "language_in_short": language_in_short,
+    "vit_state": vit_state,
+}
+
+
+def filled(page: str) -> str:
+    """The page with its parts as they are now."""
+    return PART.sub(lambda match: f"<!-- {match['name']} -->\n{PARTS[match['name']]()}\n<!-- end -->", page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = [page for page in PAGES if (text := page.read_text(encoding="utf-8")) != filled(text)]
+    for page in stale:
+        print(f"{page.name} is not what the csv files give" if check else f"{page.name} is written again")
+        if not check:
+            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(bool(check and stale))
+
+
+def _error(values: list[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+if __name__ == "__main__":
+    main()
