@@ -114,7 +114,7 @@ class Network:
         # A training pass gets copies of the network's own buffers, so that what it writes into them is forgotten.
         copies = {name: b.clone() for name, b in self.module.named_buffers() if name not in given} if train else {}
         values = copies | given
-        outputs = called_with(self.module, values, *_arguments(self.module, x))
+        outputs = called_with(self.module, values, *self.arguments(x))
         if train:
             with torch.no_grad():  # a module may replace a buffer, by one with a graph, instead of writing into it
                 for name, value in given.items():
@@ -129,7 +129,7 @@ class Network:
         """
         if not self.module.training:
             self.module.train()
-        args, kwargs = _arguments(self.module, x)
+        args, kwargs = self.arguments(x)
         buffers = dict(self.module.named_buffers())
         outputs = self.module(*args, **kwargs)
         for name, buffer in self.module.named_buffers() if buffers else ():
@@ -144,8 +144,20 @@ class Network:
         """Outputs in evaluation mode at the module's own tensors, with their gradients."""
         if self.module.training:
             self.module.eval()
-        args, kwargs = _arguments(self.module, x)
+        args, kwargs = self.arguments(x)
         return self._one_tensor(self.module(*args, **kwargs), x)
+
+    def arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How the module takes inputs: a tuple as positional arguments, a dict as keyword arguments.
+
+        A dict is one argument where `forward` has no arguments of these names, and can be called with one.
+        """
+        if isinstance(x, tuple):
+            return x, {}
+        if not isinstance(x, dict):
+            return (x,), {}
+        signature = inspect.signature(self.module.forward)
+        return ((x,), {}) if not _fits(signature, **x) and _fits(signature, x) else ((), x)
 
     def _one_tensor(self, outputs: Any, x: Inputs) -> Tensor:
         """The tensor of a module's outputs, in the selected parameters' type where a coarser base rounded them."""
@@ -293,19 +305,6 @@ class Network:
             counted = sum(parameters[name] for name in parameters.keys() & selected)
             layers.append(Layer(prefix, kind, sum(parameters.values()), counted, " and ".join(sorted(reasons))))
         return layers
-
-
-def _arguments(module: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a module takes its inputs: a tuple as positional arguments, a dict as keyword arguments.
-
-    A dict is one argument where `forward` has no arguments of these names, and can be called with one.
-    """
-    if isinstance(x, tuple):
-        return x, {}
-    if not isinstance(x, dict):
-        return (x,), {}
-    signature = inspect.signature(module.forward)
-    return ((x,), {}) if not _fits(signature, **x) and _fits(signature, x) else ((), x)
 
 
 def _fits(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch.export import ExportedProgram
 
 from caveat.batches import Inputs
-from caveat.engine.served import OUTPUTS, arguments, rows_of
+from caveat.engine.served import OUTPUTS, served_program
 from caveat.files import whole_file
 from caveat.posterior import Posterior
 
@@ -52,7 +52,7 @@ def export(
     module = posterior.module(draws=draws, seed=seed, example=example)
     rows = posterior.example(example)
     with _quietly(), torch.no_grad():
-        program = torch.export.export(module, *arguments(rows), dynamic_shapes=rows_of(rows))
+        program = served_program(module, posterior.network, rows)
         content = _pt2(program) if file.suffix == ".pt2" else _onnx(program)
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as place:

@@ -8,14 +8,13 @@ the first that differs run once. Filters of S convolutions would be one grouped 
 than one convolution after the other, so these draws are a loop.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from caveat.batches import Inputs
 from caveat.engine.predictors import WeightDraws
@@ -23,7 +22,7 @@ from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Network, Params
 from caveat.predictive import Predictive
 
-__all__ = ["OUTPUTS", "AveragedDraws", "Values", "arguments", "described", "inputs_of", "rows_of", "single"]
+__all__ = ["OUTPUTS", "AveragedDraws", "Values", "described", "inputs_of", "single"]
 
 OUTPUTS = ("mean", "aleatoric", "epistemic")
 LEARNED = "hyper/"  # before what the likelihood learned in a draw, among its params
@@ -32,20 +31,33 @@ LEARNED = "hyper/"  # before what the likelihood learned in a draw, among its pa
 class AveragedDraws(nn.Module):
     """The prediction of fixed draws of the weights; call it as the network's own module is called."""
 
-    def __init__(self, draws: WeightDraws, likelihood: Likelihood, example: Inputs) -> None:
+    def __init__(self, groups: Iterable["_Draws"], hyper: "Values", likelihood: Likelihood) -> None:
         super().__init__()
-        self.likelihood = likelihood
-        self.groups = nn.ModuleList(
-            _Draws(network, [params for _, params in members], example)
-            for network, members in _by_network(draws.members)
-        )
+        self.likelihood, self.groups, self.hyper = likelihood, nn.ModuleList(groups), hyper
+        self.eval().requires_grad_(False)
+
+    @classmethod
+    def of(cls, draws: WeightDraws, likelihood: Likelihood, example: Inputs) -> "AveragedDraws":
+        """The module of draws; `example` is a few rows, with which it is tried whether they may go through together."""
         learned: dict[str, list[Tensor]] = {}
         for _, params in draws.members:
             for name, value in params.items():
                 if name.startswith(LEARNED):
                     learned.setdefault(name.removeprefix(LEARNED), []).append(value)
-        self.hyper = Values(draws.hyper | {name: torch.stack(values) for name, values in learned.items()})
-        self.eval().requires_grad_(False)
+        hyper = draws.hyper | {name: torch.stack(values) for name, values in learned.items()}
+        groups = (_Draws.of(network, [params for _, params in m], example) for network, m in _by_network(draws.members))
+        return cls(groups, Values(hyper), likelihood)
+
+    def one_by_one(self) -> "AveragedDraws":
+        """The same, with the same tensors, where each draw goes through the network alone; itself where they do."""
+        if not any(group.fused for group in self._draws()):
+            return self
+        return AveragedDraws((group.one_by_one() for group in self._draws()), self.hyper, self.likelihood)
+
+    def _draws(self) -> Iterator["_Draws"]:
+        for group in self.groups:
+            assert isinstance(group, _Draws)
+            yield group
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """What the posterior says about inputs, [B, ...] each."""
@@ -57,17 +69,25 @@ class AveragedDraws(nn.Module):
 class _Draws(nn.Module):
     """Outputs [S, B, ...] of draws of one network."""
 
-    def __init__(self, network: Network, draws: Sequence[Params], example: Inputs) -> None:
+    def __init__(self, network: Network, shared: "Values", stacked: "Values", count: int, fused: bool) -> None:
         super().__init__()
-        self.network = network.replica()  # its own tensors are not used: all are handed to it
+        self.network = network  # its own tensors are not used: all are handed to it
+        self.shared, self.stacked, self.count, self.fused = shared, stacked, count, fused
+
+    @classmethod
+    def of(cls, network: Network, draws: Sequence[Params], example: Inputs) -> "_Draws":
+        """Draws that go through together where that may be."""
         own = network.fixed() | network.params()
         whole = [own | draw for draw in draws]
         weights = {name: [draw[name] for draw in whole] for name in whole[0] if not name.startswith(LEARNED)}
         shared = {name: values[0] for name, values in weights.items() if _are_alike(values)}
-        self.shared = Values(shared)
-        self.stacked = Values({n: torch.stack(values) for n, values in weights.items() if n not in shared})
-        self.count = len(draws)
-        self.fused = self._can_be_fused(example)
+        stacked = {name: torch.stack(values) for name, values in weights.items() if name not in shared}
+        apart = cls(network.replica(), Values(shared), Values(stacked), len(draws), fused=False)
+        return cls(apart.network, apart.shared, apart.stacked, apart.count, apart._can_be_fused(example))
+
+    def one_by_one(self) -> "_Draws":
+        """The same draws, each through the network alone."""
+        return _Draws(self.network, self.shared, self.stacked, self.count, fused=False)
 
     def _can_be_fused(self, example: Inputs) -> bool:
         """Whether all draws may go through together, seen from a trial."""
@@ -145,18 +165,3 @@ def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     if not args or kwargs:
         raise TypeError("call the module as the network's own: with one tensor, or several, or by names alone")
     return args[0] if len(args) == 1 else args
-
-
-def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call for inputs."""
-    if isinstance(x, dict):
-        return (), x
-    return (x, {}) if isinstance(x, tuple) else ((x,), {})
-
-
-def rows_of(x: Inputs) -> dict[str, Any]:
-    """The shapes of a call's arguments as `torch.export` wants them of these modules: any number of rows."""
-    rows = torch.export.Dim("rows", min=1)
-    args, kwargs = arguments(x)
-    shapes = pytree.tree_map(lambda t: {0: rows} if isinstance(t, Tensor) and t.ndim else None, (args, kwargs))
-    return {"kwargs": shapes[1]} if kwargs else {"args": shapes[0]}

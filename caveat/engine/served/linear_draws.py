@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +21,8 @@ from torch.utils import _pytree as pytree
 from caveat.batches import Inputs
 from caveat.engine.flat_weights import flat_places
 from caveat.engine.predictors import LinearDraws
-from caveat.engine.served.averaged_draws import Values, arguments, described, inputs_of, rows_of, single
+from caveat.engine.served.averaged_draws import Values, described, inputs_of, single
+from caveat.engine.served.exported import CALLED, NotServed, exported
 from caveat.engine.served.tangent_rules import WITHOUT_SLOPE, rule_for
 from caveat.likelihoods import Likelihood
 from caveat.network import Params
@@ -37,8 +37,10 @@ def linear_module(form: LinearDraws, likelihood: Likelihood, example: Inputs) ->
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # of torch about itself
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        point = _exported(_AtThePoint(form), example).run_decompositions()
-        return _Pushed(_exported(_Linearised(form, likelihood, point), example).module())
+        with sdpa_kernel(SDPBackend.MATH):
+            point = exported(_AtThePoint(form).eval(), form.network, example).run_decompositions()
+            pushed = _Linearised(form, likelihood, point).eval()
+            return _Pushed(exported(pushed, form.network, example).module())
 
 
 class _Pushed(nn.Module):
@@ -53,21 +55,6 @@ class _Pushed(nn.Module):
         """What the posterior says about inputs, [B, ...] each."""
         described_by_name: dict[str, Tensor] = self.steps(*args, **kwargs)
         return described_by_name
-
-
-def _exported(module: nn.Module, example: Inputs) -> ExportedProgram:
-    args, kwargs = arguments(example)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        try:
-            return torch.export.export(module.eval(), args, kwargs, dynamic_shapes=rows_of(example))
-        except _NoRule:
-            raise
-        except (RuntimeError, ValueError, TypeError, AttributeError, torch._dynamo.exc.UserError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"a linearised network becomes a module by torch.export, which does not take this one ({reason}): "
-                "change what it names, or serve the posterior with predict"
-            ) from error
 
 
 class _AtThePoint(nn.Module):
@@ -190,14 +177,10 @@ def _step(node: fx.Node, values: dict[fx.Node, Any], tangents: dict[fx.Node, Any
     tangents[node] = rule(node.target, args, kwargs, given, result)
 
 
-class _NoRule(ValueError):  # noqa: N818 - the name says what it is
-    """An operation that tangents cannot be pushed through."""
-
-
-def _unknown(node: fx.Node) -> _NoRule:
+def _unknown(node: fx.Node) -> NotServed:
     stack = node.meta.get("nn_module_stack") or {}
-    layer = next(reversed(stack.values()))[0] if stack else "the network itself"
-    return _NoRule(
+    layer = next(reversed(stack.values()))[0].removeprefix(CALLED.strip(".")).strip(".") if stack else ""
+    return NotServed(
         f"the linearised network has no module: there is no rule for {node.target}, which {layer or 'the network'} "
         "uses; serve the posterior with predict, or fit it over the layers after that one"
     )
@@ -205,7 +188,7 @@ def _unknown(node: fx.Node) -> _NoRule:
 
 def _parameter(name: str) -> str:
     """The parameter's own name, from that of its buffer."""
-    return name.removeprefix("values.").replace("|", ".")
+    return name.removeprefix(f"{CALLED}values.").replace("|", ".")
 
 
 def _without_hyper(params: Mapping[str, Tensor]) -> Params:
