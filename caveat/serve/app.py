@@ -6,6 +6,7 @@ GET  /health    whether it answers, and how much it has
 GET  /card      what answers
 """
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from caveat.serve.service import InputFault, Service
 
 __all__ = ["app_of"]
 
+BODY_SECONDS = 30.0  # in which the body of a request must have come
+LARGE = 2**16  # bytes of a body, above which it is read in a thread: others are answered meanwhile
 PAGE = Path(__file__).with_name("page.html")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -35,11 +38,15 @@ def app_of(service: Service, *, most_bytes: int = 16 * 2**20) -> Any:
     try:
         from fastapi import FastAPI, Request
         from fastapi.responses import HTMLResponse, JSONResponse
+        from starlette.requests import ClientDisconnect
     except ImportError as error:
         raise ImportError('a service needs its extra: pip install "caveat[serve]"') from error
     service.answers(service.posterior.example())  # what is made once is made before the first request
     app = FastAPI(title="caveat", docs_url=None, redoc_url=None, openapi_url=None)
     batcher, card, page = Batcher(service.answers, service.most_rows), service.card(), PAGE.read_text(encoding="utf-8")
+
+    def inputs_of(body: bytes) -> Tensor:
+        return service.rows(_json(body))
 
     def failed(status: int, reason: str) -> JSONResponse:
         return JSONResponse({"error": reason}, status, headers=HEADERS)
@@ -56,17 +63,24 @@ def app_of(service: Service, *, most_bytes: int = 16 * 2**20) -> Any:
 
     async def predict(request: Request) -> JSONResponse:
         try:
-            inputs = service.rows(_json(await _body(request, most_bytes)))
+            body = await asyncio.wait_for(_body(request, most_bytes), BODY_SECONDS)
+            inputs = await asyncio.to_thread(inputs_of, body) if len(body) > LARGE else inputs_of(body)
         except _TooLarge as fault:
             return failed(413, str(fault))
         except InputFault as fault:
             return failed(422, str(fault))
+        except (TimeoutError, asyncio.TimeoutError):
+            return failed(408, f"the body did not come within {BODY_SECONDS:g} s")
+        except ClientDisconnect:
+            return failed(400, "the client left before its request was whole")  # nobody reads it
         try:
             answers = await batcher.answer(inputs)
         except TooManyRequests as fault:
             return failed(503, str(fault))
         except ValueError as error:  # the network cannot take these rows
             return failed(422, str(error))
+        if not all(bool(values.isfinite().all()) for values in answers.values()):
+            return failed(422, "the network's outputs for these inputs are not finite: scale the inputs down")
         return JSONResponse({"rows": _by_row(answers, service.class_names)}, headers=HEADERS)
 
     # FastAPI reads the types of a route's arguments from its annotations, which are local names here.

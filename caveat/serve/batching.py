@@ -2,7 +2,8 @@
 
 While one batch is predicted in a thread, requests queue; the next batch is all of them, up to a number of rows. Nobody
 waits for a batch to fill, so that a lone request takes no longer than its own prediction. How many may wait has a
-limit, beyond which requests are refused at once.
+limit, beyond which requests are refused at once. Where a batch cannot be predicted, its requests are, one by one: rows
+that the network does not take are one client's fault, and no other's.
 """
 
 import asyncio
@@ -57,18 +58,24 @@ class Batcher:
             batch = self._next_batch()
             self.batches, self.requests = self.batches + 1, self.requests + len(batch)
             try:
-                answers = await asyncio.to_thread(self._predict, torch.cat([w.inputs for w in batch]))
-            except Exception as error:  # each who waits is told
+                await self._answer(batch)
+            except Exception:
                 for waiting in batch:
-                    if not waiting.answer.done():
-                        waiting.answer.set_exception(error)
-                continue
-            first = 0
-            for waiting in batch:
-                rows = slice(first, first + len(waiting.inputs))
-                first = rows.stop
-                if not waiting.answer.done():  # else the client has gone
-                    waiting.answer.set_result({name: values[rows] for name, values in answers.items()})
+                    try:
+                        await self._answer([waiting])
+                    except Exception as error:
+                        if not waiting.answer.done():
+                            waiting.answer.set_exception(error)
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        """Predict the requests of a batch together; raises what the prediction raises."""
+        answers = await asyncio.to_thread(self._predict, torch.cat([w.inputs for w in batch]))
+        first = 0
+        for waiting in batch:
+            rows = slice(first, first + len(waiting.inputs))
+            first = rows.stop
+            if not waiting.answer.done():  # else the client has gone
+                waiting.answer.set_result({name: values[rows] for name, values in answers.items()})
 
     def _next_batch(self) -> list[_Waiting]:
         rows, count = 0, 0

@@ -74,7 +74,10 @@ class Service:
         if not isinstance(content, dict) or content.keys() != {"inputs"}:
             raise InputFault(f'send an object with the one key "inputs": {self.expected}')
         try:
-            numbers = np.array(content["inputs"], dtype=np.float64)
+            given = np.array(content["inputs"])
+            if given.dtype.kind in "USb":  # numpy would read numbers out of text
+                raise ValueError("text, or yes and no")
+            numbers = given.astype(np.float64)
         except (ValueError, TypeError, OverflowError) as error:
             raise InputFault(f"inputs are not numbers in rows of one length: {self.expected}") from error
         if numbers.shape[1:] != self.input_shape or numbers.ndim != 1 + len(self.input_shape):
@@ -86,11 +89,14 @@ class Service:
             bad = int(np.argmin(finite))
             raise InputFault(f"row {bad} holds NaN or infinity: clean it first")
         try:
-            inputs = self.prepare(numbers).to(self.dtype)
+            prepared = self.prepare(numbers)
         except ValueError as error:
             raise InputFault(str(error)) from error
+        inputs, kind = prepared.to(self.dtype), str(self.dtype).removeprefix("torch.")
+        if not self.dtype.is_floating_point and not torch.equal(inputs.to(prepared.dtype), prepared):
+            raise InputFault(f"inputs must be whole numbers that {kind} holds")
         if not bool(inputs.isfinite().all()):
-            raise InputFault(f"inputs are too large for {str(self.dtype).removeprefix('torch.')}: scale them down")
+            raise InputFault(f"inputs are too large for {kind}: scale them down")
         return inputs
 
     @property

@@ -1,6 +1,7 @@
 """The service over real HTTP: what it answers, what it refuses, and many clients at once."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -93,6 +94,12 @@ REFUSED: dict[str, tuple[Any, int, str]] = {
     "deep": (b"[" * 3000, 422, "the body is not json"),
     "another key": ({"rows": []}, 422, 'the one key "inputs"'),
     "text": ({"inputs": [["a", "b", "c", "d"]]}, 422, "not numbers"),
+    "numbers as text": ({"inputs": [["1", "2", "3", "4"]]}, 422, "not numbers"),
+    "a number as text": ({"inputs": [[1, 2, 3, "4"]]}, 422, "not numbers"),
+    "yes and no": ({"inputs": [[True, False, True, True]]}, 422, "not numbers"),
+    "nothing": ({"inputs": [[1, 2, 3, None]]}, 422, "row 0 holds NaN"),
+    "bytes that are no text": (b'{"inputs": "\xff"}', 422, "the body is not json"),
+    "a whole number of 400 digits": (b'{"inputs": [[1, 2, 3, 1' + b"0" * 400 + b"]]}", 422, "not numbers"),
     "ragged": ({"inputs": [[1, 2, 3, 4], [1]]}, 422, "not numbers in rows of one length"),
     "a row alone": ({"inputs": [1, 2, 3, 4]}, 422, r"the shape [4]: a list of rows, each of shape [4]"),
     "width": ({"inputs": [[1, 2, 3]]}, 422, "the shape [1, 3]"),
@@ -118,6 +125,54 @@ def test_a_body_whose_length_is_not_said_is_cut_off(port: int) -> None:
     client.request("POST", "/predict", iter([b" " * 1000] * 10), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
     assert client.getresponse().status == 413
     client.close()
+
+
+def test_a_client_that_leaves_is_no_fault(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    body = json.dumps({"inputs": X[:1].tolist()}).encode()
+    for sent in (body[:10], body):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + sent)
+    assert ask(port, "/predict", {"inputs": X[:1].tolist()})[0] == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caveat.serve.app.BODY_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        client.settimeout(30)
+        assert client.recv(12) == b"HTTP/1.1 408"
+
+
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    linear = nn.Linear(4, 1)
+    nn.init.constant_(linear.weight, 1e4)
+    task = caveat.Task(linear, (X, X[:, :1]), caveat.Gaussian())
+    posterior = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=1)), progress=False)
+    for port in running(app_of(Service.of(posterior))):
+        status, answer = ask(port, "/predict", {"inputs": [[3e38] * 4]})
+        assert (status, "not finite" in answer["error"]) == (422, True)
+
+
+def test_tokens_are_whole_numbers_that_the_network_knows() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(7, 8), nn.Linear(8, 3)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.out(self.embedding(tokens).mean(1))
+
+    tokens = torch.randint(7, (40, 5), generator=torch.Generator().manual_seed(0))
+    task = caveat.Task(Tokens(), (tokens, torch.arange(40) % 3), caveat.Categorical())
+    posterior = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=1)), progress=False)
+    for port in running(app_of(Service.of(posterior))):
+        assert ask(port, "/predict", {"inputs": tokens[:2].tolist()})[0] == 200
+        for row, reason in (([1, 2, 3, 4, 0.5], "whole numbers that int64 holds"), ([1e30] * 5, "whole numbers")):
+            status, answer = ask(port, "/predict", {"inputs": [row]})
+            assert (status, reason in answer["error"]) == (422, True)
+        assert ask(port, "/predict", {"inputs": [[1, 2, 3, 4, 7]]})[0] == 422
+        assert ask(port, "/predict", {"inputs": tokens[:2].tolist()})[0] == 200
 
 
 def test_card_and_page_hold_nothing_of_the_data(port: int) -> None:

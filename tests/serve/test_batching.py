@@ -39,7 +39,7 @@ def test_requests_that_wait_are_one_batch() -> None:
     assert max(sizes) <= 4
 
 
-def test_a_fault_reaches_all_of_its_batch_and_no_other() -> None:
+def test_a_fault_is_that_of_the_request_that_has_it() -> None:
     def refuse(inputs: Tensor) -> dict[str, Tensor]:
         if bool((inputs < 0).any()):
             raise ValueError("below zero")
@@ -50,6 +50,12 @@ def test_a_fault_reaches_all_of_its_batch_and_no_other() -> None:
         with pytest.raises(ValueError, match="below zero"):
             await batcher.answer(-torch.ones(1))
         assert (await batcher.answer(torch.ones(2)))["same"].tolist() == [1, 1]
+        wanted = [torch.ones(1), -torch.ones(1), torch.full((2,), 3.0)]
+        outcomes = await asyncio.gather(*map(batcher.answer, wanted), return_exceptions=True)
+        assert isinstance(outcomes[1], ValueError)
+        for outcome, inputs in ((outcomes[0], wanted[0]), (outcomes[2], wanted[2])):
+            assert isinstance(outcome, dict)
+            assert torch.equal(outcome["same"], inputs)
 
     asyncio.run(run())
 
