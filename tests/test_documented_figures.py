@@ -330,3 +330,80 @@ def test_networks_of_other_packages() -> None:
     assert f"({networks} of them, {len(rows)} cells, `benchmarks/third_party.csv`) {count['ok']} cells load" in page
     assert f"{count['refused']} are refused with a reason" in page
     assert f"and {count['fault']} are faults" in page
+
+
+def left(row: Row) -> list[int]:
+    """What is left of each layer, or of each kind of unit, in a run of LeNet-5-Caffe."""
+    return [int(part.split(": ")[1].split(" of ")[0]) for part in row["left"].split(", ")]
+
+
+def lenets(problem: str, method: str) -> list[dict[str, str]]:
+    """The runs of LeNet-5-Caffe by a method, one a seed."""
+    rows = read("experiments/ssvi/second_table.csv")
+    return [row for row in rows if (row["problem"], row["method"]) == (problem, method)]
+
+
+@pytest.mark.parametrize(
+    ("page", "method"),
+    [
+        ("structured_bayesian_pruning", "StructuredBayesianPruning"),
+        ("group_variational_dropout", "GroupVariationalDropout"),
+    ],
+)
+def test_widths_of_lenet(page: str, method: str) -> None:
+    runs = lenets("mnist", method)
+    counts = [left(row) for row in runs]  # channels, channels, units, inputs of the units
+    widths = ", ".join(f"{one}-{two}-{inputs}-{units}" for one, two, units, inputs in counts)
+    totals = [", ".join(str(sum(count)) for count in counts)] if "structured" in page else []
+    errors = ", ".join(f"{1 - float(row['accuracy']):.2%}" for row in runs)
+    assert line("ours", widths, *totals, errors) in words(f"methods/{page}.md")
+
+
+def test_group_variational_dropout_is_the_worst_calibrated_on_mnist() -> None:
+    methods = {row["method"] for row in read("experiments/ssvi/second_table.csv")}
+    ece = {method: lenet("mnist", method, "ece") for method in methods}
+    assert max(ece, key=lambda method: ece[method]) == "GroupVariationalDropout"
+    page = words("methods/group_variational_dropout.md")
+    assert (
+        f"Of the eight methods there it is the worst calibrated on MNIST (top-label ECE {short(max(ece.values()))})"
+        in page
+    )
+    runs = lenets("fashion_mnist", "GroupVariationalDropout")
+    ends = [sorted({count[place] for count in map(left, runs)}) for place in (0, 1, 3, 2)]
+    error = 1 - lenet("fashion_mnist", "GroupVariationalDropout", "accuracy")
+    said = " - ".join(f"{low} {'or' if high - low == 1 else 'to'} {high}" for low, *_, high in ends)
+    assert f"leave {said}, at {error:.1%}" in page
+
+
+def test_weights_that_variational_dropout_keeps() -> None:
+    page, kept = words("methods/variational_dropout.md"), {}
+    for problem in ("mnist", "fashion_mnist"):
+        kept[problem] = 1 / (1 - mean_of(lenets(problem, "VariationalDropout"), "sparsity"))
+    error = {problem: 1 - lenet(problem, "VariationalDropout", "accuracy") for problem in kept}
+    size = lenet("mnist", "VariationalDropout", "bytes") / 1024
+    text = f"keeps one weight of {kept['mnist']:.0f} at an error of {error['mnist']:.2%}, {size:.0f} KiB in all"
+    assert text in page
+    assert f"keep one weight of {kept['fashion_mnist']:.0f} on Fashion-MNIST, at {error['fashion_mnist']:.1%}" in page
+
+
+def test_what_the_paper_says_of_ssvi() -> None:
+    value = {(row["table"], row["row"], row["column"]): row["value"] for row in read("experiments/papers.csv")}
+    names = {"dense VI": "dense variational inference", "SSVI 90%": "SSVI, 90% of the weights removed"}
+    for row, name in (names | {"SSVI 95%": "SSVI, 95% of the weights removed"}).items():
+        cells = [
+            f"{value[data, row, 'accuracy']}%, {value[data, row, 'marginal calibration error']}"
+            for data in ("cifar10", "cifar100")
+        ]
+        assert line(name, *cells) in words("methods/ssvi.md")
+
+
+def test_ssvi_with_another_weight_of_the_divergence() -> None:
+    (run,) = (
+        row
+        for row in read("experiments/ssvi/cifar.csv")
+        if (row["data"], row["method"], row["epochs"]) == ("cifar10", "ssvi", "200")
+        and abs(float(row["density"]) - 0.05) < 0.01
+        and "kl 0.01 " in row["knobs"]
+    )
+    sentence = f"SSVI had {float(run['accuracy']):.1%} on CIFAR-10 at 95%, and an ECE of {short(float(run['ece']), 4)};"
+    assert sentence in words("methods/ssvi.md")
