@@ -44,6 +44,7 @@ class SubnetworkLaplace(LaplaceKnobs):
     weights: int | float | str = 0.01  # how many, a share of the network, or a layer or pattern of names to take whole
     score: SubnetworkScore | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
     keep_dead: bool = False  # whether weights without curvature may be chosen
+    exact_scores: bool = False  # from all rows and outputs; else of 5,000 rows, and by one draw each in large networks
     quick: ClassVar["SubnetworkLaplace"]
 
     def __post_init__(self) -> None:
@@ -141,7 +142,9 @@ class SubnetworkLaplace(LaplaceKnobs):
         if kept_choice is None:
             variances = _variances_by_samples if self._samples_all_weights else None
             prior = flat_prior(network, sweep.params)
-            selection = select_weights(task, sweep, count, self.score, prior, part, self.keep_dead, variances)
+            selection = select_weights(
+                task, sweep, count, self.score, prior, part, self.keep_dead, variances, self.exact_scores
+            )
             index, report = selection.index, selection.report
             if run.ranks.first:
                 part.append("choice", {"choice": {"index": index}}, report)

@@ -40,7 +40,7 @@ SubnetworkScore = Literal[
 # The variance of every weight under the posterior of all of them, [n], given the prior precisions [n].
 MarginalVariances = Callable[[Task, Sweep, Tensor, Run], Tensor]
 
-ROWS = 5_000  # the scores are averages over rows, and more of them would not change which weights are best
+ROWS = 5_000  # that scores are averages over, unless they are to be exact
 EXACT_UP_TO = 2e9  # gradients of single weights; beyond it a row takes one random cotangent instead of all
 
 
@@ -61,11 +61,12 @@ def select_weights(
     run: Run,
     keep_dead: bool = False,
     marginal_variances: MarginalVariances | None = None,
+    exact: bool = False,
 ) -> Selection:
     """The `count` weights of the highest score, from one pass over the rows (and what "swag" and "sampled" take).
 
     A score of -inf is never chosen. `prior` has the precision of every weight, [n]; the
-    "sampled" scores need `marginal_variances`.
+    "sampled" scores need `marginal_variances`. `exact` takes all rows and all outputs, whatever the network's size.
     """
     network = sweep.network
     n = network.n_parameters
@@ -75,10 +76,11 @@ def select_weights(
         values = score.detach().flatten().double()
         best = _best(values, values > -torch.inf, count, "a score of -inf", run)
         return Selection(best.cpu(), {"weights": len(best), "of": n, "score": "given"})
-    some = torch.linspace(0, len(sweep.rows) - 1, min(len(sweep.rows), ROWS), dtype=torch.float64).long()
+    rows = len(sweep.rows) if exact else min(len(sweep.rows), ROWS)
+    some = torch.linspace(0, len(sweep.rows) - 1, rows, dtype=torch.float64).long()
     seen = replace(sweep, rows=sweep.rows.part(some), run=run, fisher="exact")
     outputs = seen.jacobian().plan.outputs
-    exact = 2.0 * outputs * n * len(some) <= EXACT_UP_TO
+    exact = exact or 2.0 * outputs * n * len(some) <= EXACT_UP_TO
     ggn, energy = (flat(network, sums) * (len(sweep.rows) / len(some)) for sums in seen.scores(exact))
     values = (
         score.detach().flatten().to(ggn.device, torch.float64)

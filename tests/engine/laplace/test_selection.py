@@ -208,6 +208,10 @@ def test_fewer_rows_and_random_cotangents_for_large_networks(setting: Setting, m
     rough = setting.select(14, "energy")
     assert rough.report["score_from"] == "5 rows, one random cotangent each"
     assert rough.index.tolist() == [i for i in range(20) if i not in DEAD], "random, but not dead"
+    whole = setting.select(4, "energy", exact=True)
+    ggn, energy = setting.diagonals()
+    assert whole.index.tolist() == best(energy / (ggn + setting.prior), 4)
+    assert whole.report["score_from"] == f"{N} rows, exact"
 
 
 # Distances
