@@ -9,6 +9,7 @@
     prior = "laplace"                      # a family, as wide as 1 / prior_precision, or file.py:function
     prior_factor = 10.0                    # the prior's variance times this
     data = ["digits"]                      # fitted to these data sets only
+    from_map = true                        # begin at the MAP's weights; methods that train, as mean_field_vi
     sweep.temperature = [0.03, 0.3]        # a label for each value: "cold, temperature 0.03"
     tune.step_size = [0.01, 0.1]           # the value with the lowest NLL on validation rows
 
@@ -43,6 +44,7 @@ class Choice:
     prior: str = "gaussian"  # a family, or file.py:function
     prior_precision: Positive = 1.0  # one over the prior's variance
     knobs: str = field(default="", compare=False)  # what tells it from the other candidates, in words
+    from_map: bool = False  # begin at the MAP's weights, where the method would begin at the network's own
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -119,13 +121,19 @@ def _candidates(table: dict[str, Any], key: str, base: Choice, folder: Path, inn
 
 def _choice(table: dict[str, Any], key: str, words: str, base: Choice, folder: Path, inner: str) -> Choice:
     special = {name: table.pop(name) for name in _PRIOR_KEYS if name in table}
+    from_map = table.pop("from_map", False)
     default: Any = discover()[table.pop("method")]()
     if inner:
         nested = _with_knobs(getattr(default, inner), table.pop(inner), key)
         method = dataclasses.replace(default, **{inner: nested})
     else:
         method = _with_knobs(default, table, key)
-    if special and method.starts_from == "trained":
+    if not isinstance(from_map, bool) or (from_map and method.starts_from != "scratch"):
+        raise ValueError(
+            f"{key}.from_map: must be true or false, and is for methods that train by themselves: "
+            f"{type(method).__name__} starts from {method.starts_from} weights, got {from_map!r}"
+        )
+    if special and (from_map or method.starts_from == "trained"):
         raise ValueError(
             f"{key}.{next(iter(special))}: {type(method).__name__} starts from the MAP, which has the prior of the "
             "file: give a prior to methods that train by themselves, or to the whole data set"
@@ -135,7 +143,7 @@ def _choice(table: dict[str, Any], key: str, words: str, base: Choice, folder: P
         raise ValueError(f"{key}.prior_factor: must be a number above 0, got {factor!r}")
     precision = special.get("prior_precision", base.prior_precision)
     prior = family(f"{key}.prior", special["prior"], folder) if "prior" in special else base.prior
-    return with_key(key, lambda: Choice(method, prior, precision / factor, words))
+    return with_key(key, lambda: Choice(method, prior, precision / factor, words, from_map))
 
 
 def family(key: str, given: Any, folder: Path) -> str:

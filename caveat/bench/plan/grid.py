@@ -68,7 +68,8 @@ def _of_seed(problem: Problem, model: str, seed: int, reference: str | None) -> 
     point = _name(problem, model, MAP, seed, None)
 
     def start_of(label: str) -> str | None:
-        starts = label == TEMPERED or problem.methods[label][0].method.starts_from == "trained"
+        choice = problem.methods[label][0]
+        starts = label == TEMPERED or choice.from_map or choice.method.starts_from == "trained"
         return point if starts and label != MAP else None
 
     names = {label: _name(problem, model, label, seed, start_of(label)) for label in problem.methods}

@@ -48,6 +48,14 @@ def test_a_table_like_another_has_its_keys_but_not_its_sweep(tmp_path: Path) -> 
     assert (method.chains, method.length, method.temperature) == (3, 7, 1.0)
 
 
+def test_a_method_that_trains_may_begin_at_the_map(tmp_path: Path) -> None:
+    text = "[methods.vi]\nmethod = 'mean_field_vi'\n[methods.from_point]\nmethod = 'mean_field_vi'\nfrom_map = true\n"
+    grid = cells(tmp_path, GOOD + text)
+    assert grid["vi"].start is None
+    assert grid["from_point"].start == grid["map"].name
+    assert grid["from_point"].name != grid["vi"].name
+
+
 def test_priors_of_other_families_have_the_same_variance(tmp_path: Path) -> None:
     text = "prior_precision = 8.0\n" + GOOD + "[methods.other]\nmethod = 'hmc'\nprior = 'laplace'\n"
     choice = cells(tmp_path, text)["other"].candidates[0]
@@ -77,6 +85,11 @@ def test_a_prior_of_its_own_makes_another_cell(tmp_path: Path) -> None:
         ("[methods.hmc]\nprior = 'no.py:prior'", "methods.hmc.prior: no.py of 'no.py:prior' is not a file"),
         ("[methods.hmc]\nprior_factor = -1", "methods.hmc.prior_factor: must be a number above 0, got -1"),
         ("[methods.laplace]\nprior_factor = 2", "methods.laplace.prior_factor: Laplace starts from the MAP"),
+        (
+            "[methods.hmc]\nfrom_map = true",
+            "methods.hmc.from_map: must be true or false, and is for methods that train",
+        ),
+        ("[methods.ssvi]\nfrom_map = true\nprior_factor = 2", "methods.ssvi.prior_factor: SSVI starts from the MAP"),
         ("[methods.hmc]\nsweep.temperatur = [1]", "methods.hmc.temperatur: HMC has no knob 'temperatur'"),
         ("[methods.hmc]\nsweep.temperature = []", "methods.hmc.sweep.temperature: must be a list of different values"),
         ("[methods.hmc]\ntune.chains = [2, 2]", "methods.hmc.tune.chains: must be a list of different values"),
