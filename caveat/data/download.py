@@ -153,7 +153,8 @@ def search_folders(data_dir: str | Path | None) -> Iterator[Path]:
         yield Path(data_dir)
     if os.environ.get("CAVEAT_DATA"):
         yield Path(os.environ["CAVEAT_DATA"])
-    yield cache_folder()
+    with contextlib.suppress(ImportError):  # without the extra for data nothing was fetched there
+        yield cache_folder()
     yield SYSTEM_FOLDER
 
 

@@ -49,10 +49,7 @@ class Labelled(NamedTuple):
 
 def read_idx(path: Path) -> Array:
     """An idx file, gzipped or not: two zero bytes, type, rank, big-endian sizes, then the values."""
-    try:
-        content = _unpacked(path)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file: {error}") from error
+    content = _unpacked(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
         raise ValueError(f"{path} is not an idx file: it starts with {content[:4].hex(' ') or 'nothing'}")
     dtype, rank = np.dtype(IDX_TYPES[content[2]]), content[3]
@@ -72,7 +69,10 @@ def _unpacked(path: Path) -> bytes:
         if not packed:
             return file.read()
         most = max(LARGE_BYTES, LARGE_RATIO * path.stat().st_size)
-        content = gzip.GzipFile(fileobj=file).read(most + 1)
+        try:
+            content = gzip.GzipFile(fileobj=file).read(most + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is not a whole gzip file: {error}") from error
     if len(content) > most:
         raise _trap(str(path), path.stat().st_size, len(content))
     return content
@@ -94,11 +94,11 @@ def read_idx_pair(paths: Sequence[Path]) -> PartArrays:
 
 
 def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> PartArrays:
-    """CIFAR records: `label_bytes` labels (the last one is the finest), then 3 x 32 x 32 pixels, channel first."""
+    """CIFAR records, gzipped or not: `label_bytes` labels (the last is the finest), then 3 x 32 x 32 pixels."""
     record = label_bytes + 3 * CIFAR_SIDE**2
     parts = []
     for path in paths:
-        content = np.fromfile(path, dtype=np.uint8)
+        content = np.frombuffer(_unpacked(path), dtype=np.uint8)
         if len(content) == 0 or len(content) % record:
             raise ValueError(f"{path} is not a whole CIFAR batch: {len(content)} bytes, not a multiple of {record}")
         parts.append(content.reshape(-1, record))

@@ -79,6 +79,13 @@ def test_cifar_binary(tmp_path, label_bytes):
     pair = readers.read_cifar_binary(paths, label_bytes)
     np.testing.assert_array_equal(pair.x, images)
     np.testing.assert_array_equal(pair.y, labels[:, -1])  # the fine label comes last
+    zipped = tmp_path / "two.bin.gz"
+    zipped.write_bytes(gzip.compress(paths[1].read_bytes()))
+    again = readers.read_cifar_binary([paths[0], zipped], label_bytes)
+    assert all(np.array_equal(*both) for both in zip(pair, again, strict=True))
+    zipped.write_bytes(zipped.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"two\.bin\.gz is not a whole gzip file"):
+        readers.read_cifar_binary([zipped], label_bytes)
     paths[1].write_bytes(paths[1].read_bytes()[:-5])
     with pytest.raises(ValueError, match=r"two.bin is not a whole CIFAR batch: .* not a multiple of"):
         readers.read_cifar_binary(paths, label_bytes)
