@@ -24,10 +24,10 @@ PAPER_COLOUR, OUR_COLOUR = "#c1440e", "#14406b"
 Row = dict[str, str]
 
 
-def read(name: str, heads: Sequence[str] | None = None) -> list[Row]:
+def read(name: str) -> list[Row]:
     """The rows of a csv of the experiments."""
     with (HERE / name).open() as file:
-        return list(csv.DictReader(file, fieldnames=heads))
+        return list(csv.DictReader(file))
 
 
 def papers(table: str) -> dict[tuple[str, str], float]:
@@ -211,7 +211,7 @@ SAMPLED = {
 
 def sampled_scores() -> dict[tuple[str, str], float]:
     """Of all 11 million weights of ResNet-18 on CIFAR-10; where a run was scored twice, the later."""
-    rows = read("sampled_laplace/cifar.csv", ["data", "method", "metric", "value"])
+    rows = read("sampled_laplace/cifar.csv")
     return {
         (row["method"], row["metric"]): float(row["value"])
         for row in rows

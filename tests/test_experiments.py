@@ -1,5 +1,6 @@
 """The experiments are whole: files plan, grids build, one cell of a kind runs, and what the READMEs name is there."""
 
+import ast
 import csv
 import re
 import shutil
@@ -18,6 +19,8 @@ import caveat
 from caveat.bench import Place, cells_of, read_experiment, run_bench
 from caveat.bench.cells import task_of
 from caveat.data import DataSet
+from caveat.engine.linear_model import Tuning
+from caveat.evaluate import ReferenceSet
 from caveat.models import resnet18
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +47,17 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
             del sys.modules[name]
 
 
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference of the name that an experiment file compares with, of three rows that are no images."""
+    parts = {"clean": {"inputs": torch.zeros(3, 1), "probs": torch.full((1, 3, 10), 0.1)}}
+    facts = {"name": "cifar10_resnet20_frn", "kind": "classification", "chains": 1, "draws": 1}
+    monkeypatch.setenv("CAVEAT_REFERENCES", str(tmp_path))
+    ReferenceSet(facts, parts).save(tmp_path / "cifar10_resnet20_frn")
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
+@pytest.mark.usefixtures("published")
 def test_every_experiment_file_plans(file: Path) -> None:
     cells = cells_of(read_experiment(file))
     assert len({cell.name for cell in cells}) == len(cells) > 2
@@ -52,6 +65,7 @@ def test_every_experiment_file_plans(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(EXPERIMENTS)))
+@pytest.mark.usefixtures("published")
 def test_the_networks_of_an_experiment_file_take_its_data(file: Path) -> None:
     """Where the data are at hand; a few rows of them."""
     experiment = read_experiment(file)
@@ -90,6 +104,31 @@ def test_every_script_and_result_of_the_experiments_is_named() -> None:
         for file in (file for kind in ("csv", "png", "toml") for file in folder.glob(f"*.{kind}")):
             names = (file.name, f"{file.stem}.py", f"{file.stem}.toml")
             assert any(name in text for name in names), f"{file.relative_to(ROOT)} is in no README"
+
+
+def test_every_number_of_the_pages_is_in_a_csv_or_marked(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    sources = script("sources.py")
+    assert [found for page in sources.pages() for found in sources.missing(page)] == []
+    (tmp_path / "own.csv").write_text("seed,kind,nll\n0,clean,1\n0,noise 1,2.5\n0,noise 2,4.2\n1,clean,1\n")
+    values = sources.values_of(tmp_path / "own.csv")
+    for text, there in (("2.5", True), ("3.35", True), ("335", True), ("2.7", False), ("3.36", False)):
+        assert sources.holds(values, text) is there, text
+    assert list(sources.numbers_of("ResNet-18 has `3.2`, .91 ±.02 of 10,000 (2021); -1.5")) == [
+        ".91",
+        ".02",
+        "10,000",
+        "-1.5",
+    ]
+
+
+def test_counts_of_weights_are_those_of_the_networks() -> None:
+    with (EXPERIMENTS / "network_sizes.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            words = row["network"].removesuffix(", without biases")
+            name, _, given = words.partition(", ")
+            module = caveat.models.MODELS[name](*ast.literal_eval(f"({given},)" if given else "()"))
+            biases = words == row["network"]
+            assert sum(p.numel() for p in module.parameters() if biases or p.ndim > 1) == int(row["weights"])
 
 
 def test_tables_are_made_from_earlier_and_from_new_results(
@@ -216,6 +255,43 @@ def test_supports_are_those_of_the_draws_and_renamed_channels_change_no_more_tha
     ]  # [32, 18]: how many weights write a channel and read it, at each place of their kernels
     assert channels[0].tolist() != channels[1].tolist()
     assert sorted(channels[0].tolist()) == sorted(channels[1].tolist())
+
+
+def test_the_toy_has_two_evidences_and_each_method_the_one_that_its_page_names(
+    script: Callable[[str], ModuleType],
+) -> None:
+    """`Laplace` that of the trained weights, `SampledLaplace` that of the linear model: maxima found in float64."""
+    toy = script("sampled_laplace/toy.py")
+    torch.manual_seed(0)
+    x, y = toy.rows()
+    likelihood, prior = caveat.Gaussian(noise=toy.NOISE), caveat.GaussianPrior(1.0)
+    task = caveat.Task(caveat.models.mlp(1, 1, (50, 50)), TensorDataset(x, y), likelihood, prior)
+    training = caveat.Training(epochs=500, learning_rate=1e-2)
+    start = caveat.fit(task, caveat.MAP(training=training), seed=0, progress=False)
+    features = toy.features(start, x).double() / toy.NOISE  # [N, d]
+    weights = torch.cat([part.flatten() for part in start.state["params"].values()]).double()
+    residuals = (y - start.predict(x).mean.reshape(y.shape)).double().flatten() / toy.NOISE
+    targets = residuals + features @ weights  # of the linear model, whose features are the network's derivatives
+    values, vectors = torch.linalg.eigh(features @ features.T)
+    values = values.clamp_min(0)
+    alphas = torch.logspace(-3, 3, 6001, dtype=torch.float64)
+    log_det = (1 + values / alphas[:, None]).log().sum(1)  # of the posterior's precision over the prior's
+    at_trained = -(alphas * weights.square().sum() + log_det) / 2
+    # with the linear model's mean it is the density of that model's targets, N(0, I + features features^T / alpha)
+    at_mean = -((vectors.T @ targets).square() / (1 + values / alphas[:, None])).sum(1) / 2 - log_det / 2
+    trained, of_mean = (float(alphas[evidence.argmax()]) for evidence in (at_trained, at_mean))
+    many = Tuning(samples=64)
+    for method, alpha, error in (
+        (caveat.Laplace(structure="full", precision="evidence"), trained, 0.01),
+        (caveat.SampledLaplace(first_precision=toy.FIRST, tuning=many), of_mean, 0.03),
+        (caveat.SampledLaplace(first_precision=toy.FIRST), of_mean, 0.13),  # sqrt(2 / (8 samples x 14 directions))
+    ):
+        found = caveat.fit(task, method, start=start, seed=0, progress=False).info.diagnostics["prior_precision"]
+        assert found == pytest.approx(alpha, rel=error)
+    with (EXPERIMENTS / "sampled_laplace" / "toy.csv").open(newline="") as file:
+        shown = {row["posterior"]: float(row["precision"]) for row in csv.DictReader(file) if row["precision"]}
+    assert shown["exact, by its own evidence"] == pytest.approx(trained, rel=0.03)
+    assert shown["samples"] == pytest.approx(of_mean, rel=0.13), "found with eight samples"
 
 
 def test_docstrings_are_told_apart_by_family_without_a_row_in_two_places(script: Callable[[str], ModuleType]) -> None:

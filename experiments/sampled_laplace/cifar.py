@@ -3,9 +3,9 @@
     python experiments/sampled_laplace/cifar.py --data cifar10 --data-dir DATA --folder runs/cifar10 --device cuda
 
 Trains the network, or takes it from the folder; then the fit, which goes on where a killed one stopped; then test rows,
-clean and corrupted, the network's own predictions beside those of the samples. Every stage is timed, and the lines of
-the csv are (data, stage or method, quantity, value). `--width 4 --rows 512 --epochs 1 --samples 4 --corrupted-rows 250`
-is a dry run for a CPU.
+clean and corrupted, the network's own predictions beside those of the samples, each with and without a temperature.
+Every stage is timed. A line of the csv is (data, stage or method, quantity, value, seed, command, commit).
+`--width 4 --rows 512 --epochs 1 --samples 4 --corrupted-rows 250` is a dry run for a CPU.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import json
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from caveat import MAP, SampledLaplace, Training, data, models
 from caveat.engine.linear_model import ConjugateGradients, Tuning
 from caveat.evaluate.metrics import joint_nll, top_label_ece
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from pieces import commit
+
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")  # one of each group
 
 
@@ -34,12 +38,13 @@ def trained(task: caveat.Task, given: argparse.Namespace) -> caveat.Posterior:
         return caveat.load(kept, task.network.module, device=given.device)
     training = Training(
         epochs=given.epochs,
-        batch_size=min(512, given.rows),
+        batch_size=min(500, given.rows),
         optimizer="sgd",
-        learning_rate=0.2,
-        schedule="onecycle",
+        learning_rate=0.4,
+        warmup=0.025,
         precision="bfloat16" if given.device == "cuda" else "float32",
         channels_last=True,
+        compile=given.device == "cuda",
     )
     return caveat.fit(task, MAP(training=training), seed=given.seed, device=given.device, folder=kept)
 
@@ -76,7 +81,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="keeps the network, the fit and its place")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--rows", type=int, default=10**9, help="at most so many training rows")
     parser.add_argument("--samples", type=int, default=32)
@@ -163,8 +168,12 @@ def main() -> None:
         for where, test in tests.items():
             found = scores(scored, *test, 2500)
             lines += [(given.data, which, quantity + where, value) for quantity, value in found.items()]
+    command = " ".join(
+        [Path(__file__).name, *(word for word in sys.argv[1:] if word.startswith("--") or "/" not in word)]
+    )
+    about = (given.seed, command, commit())
     with given.csv.open("a", newline="") as file:
-        csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}") for line in lines])
+        csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}", *about) for line in lines])
     for line in lines:
         print(*line, flush=True)
     print(json.dumps({"warnings": info.warnings, "history": info.diagnostics["history"]}, indent=1))

@@ -13,7 +13,9 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from problem import Exact, Problem
@@ -36,6 +38,8 @@ from caveat.engine.run import Run
 
 Found = Iterator[tuple[str, str, float]]  # setting, quantity, value
 SAMPLES, TEST = 64, 400
+PASSES = (10, 40, 160, 640)
+ARRIVED = 0.02  # an error in the norm of H at which a solver need go no further
 SOLVER = ConjugateGradients(rank=256)
 
 
@@ -168,6 +172,42 @@ def solvers(problem: Problem, own: Exact) -> Found:
         yield name, "error in the norm of H", float((error / whole).sqrt().mean())
 
 
+def descent(problem: Problem, own: Exact) -> Found:
+    """Error in the norm of H after more and more passes, by objective and batch, beside conjugate gradients."""
+    model = problem.under(own.precision).model(problem.model)
+    system = SampleRandomness(model, 8).system(model)
+    exactly = torch.cholesky_solve(system.right.double().T, own.root(own.precision)).T
+    whole = (exactly * (exactly @ own.M + own.precision * exactly)).sum(1)
+
+    def error(z: Tensor) -> float:
+        wrong = z.double() - exactly
+        return float(((wrong * (wrong @ own.M + own.precision * wrong)).sum(1) / whole).sqrt().mean())
+
+    every: dict[str, Callable[[int], Solver]] = {}
+    for rank in (0, 64):
+        every[f"conjugate gradients, rank {rank}"] = partial(_gradients, rank)
+    for batch in (500, 100, 20):
+        for objective in ("plain", "reduced", "dual"):
+            every[f"descent, {objective}, batch {batch}"] = partial(_descent, objective, batch)
+    for name, solver in every.items():
+        for passes in PASSES:
+            started, prepared = time.perf_counter(), solver(passes).prepare(problem.model)
+            reached = error(prepared.solve(model, system).z)
+            yield name, f"error after {passes} passes and {prepared.preparation / 8:.3g} before", reached
+            yield name, f"seconds of {passes} passes", time.perf_counter() - started
+            if reached <= ARRIVED:
+                break
+
+
+def _gradients(rank: int, passes: int) -> Solver:
+    return ConjugateGradients(rank=rank, tolerance=1e-9, rest=1e-12, iterations=passes)
+
+
+def _descent(objective: Literal["plain", "reduced", "dual"], batch: int, passes: int) -> Solver:
+    looks = {"look_every": min(passes, 5), "tolerance": 1e-9, "rest": 1e-12}
+    return StochasticDescent(objective, batch, passes=passes, **looks)  # type: ignore[arg-type]
+
+
 def joint(problem: Problem, own: Exact) -> Found:
     """Likelihood of ten labels drawn from two test rows, a label, and of single rows."""
     x, y = problem.test
@@ -187,7 +227,7 @@ def joint(problem: Problem, own: Exact) -> Found:
 
 
 CELLS: dict[str, Callable[[Problem, Exact], Found]] = {
-    cell.__name__: cell for cell in (exact, em, variances, one_sample, objectives, solvers, joint)
+    cell.__name__: cell for cell in (exact, em, variances, one_sample, objectives, solvers, descent, joint)
 }
 
 
@@ -208,10 +248,11 @@ def main() -> None:
         before = [row for row in _read(given.csv) if row[0] not in given.cells]
         for name in given.cells:
             started = time.perf_counter()
-            before += [(name, *found) for found in CELLS[name](problem, own)]
+            for found in CELLS[name](problem, own):
+                before.append((name, *found))
+                with given.csv.open("w", newline="") as file:
+                    csv.writer(file).writerows([("cell", "setting", "quantity", "value"), *before])
             print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-            with given.csv.open("w", newline="") as file:
-                csv.writer(file).writerows([("cell", "setting", "quantity", "value"), *before])
     print("| cell | setting | quantity | value |\n|---|---|---|---|")
     for cell, setting, quantity, value in _read(given.csv):
         print(f"| {cell} | {setting} | {quantity} | {float(value):.4g} |")

@@ -3,6 +3,7 @@
     python experiments/ssvi/cifar.py --device cuda --folder runs/95             # SSVI at 95%: 5 minutes on an H200
     python experiments/ssvi/cifar.py --device cuda --folder runs/dense --method dense
     python experiments/ssvi/cifar.py --device cuda --data cifar100 --density 0.1 --seed 1
+    python experiments/ssvi/cifar.py --device cuda --data cifar100 --epochs 60 --removal magnitude --shifted-rows 0
     python experiments/ssvi/cifar.py --width 4 --rows 1000 --epochs 2 --shifted-rows 20    # on a CPU, to see it run
 
 A line a run is added to cifar.csv, and to cifar_shift.csv one for every corruption and severity of the first test rows
@@ -14,6 +15,7 @@ is the usual one, .1 for batches of 128, times the size of a batch; exchanges co
 
 import argparse
 import csv
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--initial-std", type=float, default=0.003)
     parser.add_argument("--decay", type=float, default=5e-4)
     parser.add_argument("--interval", type=int, default=25, help="steps between exchanges of weights")
+    parser.add_argument("--removal", default="snr_magnitude", help="the criterion by which SSVI keeps weights")
+    parser.add_argument("--addition", default="noisy", help="the gradient by which SSVI adds weights")
     parser.add_argument("--rows", type=int, default=10**9, help="at most so many training rows")
     parser.add_argument("--validation", type=int, default=0, help="score on so many held out training rows instead")
     parser.add_argument("--draws", type=int, default=5, help="of a prediction")
@@ -94,7 +98,9 @@ def method_of(a: argparse.Namespace) -> Any:
     if a.method == "channel":
         return SSVI(density=a.density, interval=a.interval, structure="channel", **spread)
     sparse: Any = {"density": a.density, "allocation": a.allocation, "interval": a.interval}
-    return RigL(**sparse, training=training) if a.method == "rigl" else SSVI(**sparse, **spread)
+    if a.method == "rigl":
+        return RigL(**sparse, training=training)
+    return SSVI(**sparse, **spread, criterion=a.removal, addition=a.addition)
 
 
 def fitted(a: argparse.Namespace, train: TensorDataset, std: float) -> caveat.Posterior:
@@ -121,9 +127,10 @@ def command(a: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
 
 
 def commit() -> str:
-    """Of the checkout that this file is in."""
+    """Of the checkout that this file is in, or of CAVEAT_COMMIT where it is none."""
     words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    return os.environ.get("CAVEAT_COMMIT", found)
 
 
 def add(path: Path, columns: tuple[str, ...], lines: list[dict[str, Any]]) -> None:
@@ -179,6 +186,9 @@ def main() -> None:
     about["knobs"] += f" std {a.initial_std} prior {std:.3g}" + f" validation {a.validation}" * (a.validation > 0)
     about["knobs"] += f" {a.allocation}" * (a.method in ("ssvi", "rigl") and a.allocation != "uniform")
     about["knobs"] += f" interval {a.interval}" * (a.method != "dense")
+    about["knobs"] += f" warmup {a.kl_warmup}" * (a.kl_warmup != 0.5)
+    about["knobs"] += f" removal {a.removal}" * (a.removal != "snr_magnitude")
+    about["knobs"] += f" addition {a.addition}" * (a.addition != "noisy")
     line = about | {"epochs": a.epochs, "accuracy": scores["accuracy"].mean, "nll": scores["nll"].mean}
     line |= {"ece": scores["ece"].mean, "marginal_ece": scores["marginal_calibration_error"].mean}
     line |= {"median_std_change": found.get("median_std_change", ""), "median_std": found.get("median_std", "")}

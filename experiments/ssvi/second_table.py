@@ -2,19 +2,21 @@
 
     python experiments/ssvi/second_table.py                                    # digits, on the CPU
     python experiments/ssvi/second_table.py --problems mnist fashion_mnist --device cuda
-    python experiments/ssvi/second_table.py --problems cifar10 --device cuda --choose     # priors of the rivals, first
-    python experiments/ssvi/second_table.py --problems cifar10 --device cuda              # ResNet-18
+    python experiments/ssvi/second_table.py --problems cifar10 --device cuda --folder runs/table --choose
+    python experiments/ssvi/second_table.py --problems cifar10 --device cuda --folder runs/table     # ResNet-18
     python experiments/ssvi/second_table.py --summary
 
-One row a problem, method and seed is added to second_table.csv; those that it has are not run again. Several processes,
-each with its own `--methods`, may add to it at once; seconds are then worth little. The settings below are fixed (how
-they were chosen: see the README), and the last epoch counts. Bytes and seconds are of the network that is left: `bytes`
-is the whole state, `predict` a prediction of all test rows with the method's own number of draws, `pass` one pass of
-them through `caveat.deploy(posterior)`, each the best of three.
+One row a problem, method and seed is added to second_table.csv; those that it has are not run again. With a folder a
+killed fit goes on where it was. Several processes, each with its own `--methods`, may add to it at once; seconds are
+then worth little. The settings below are fixed (how they were chosen: see the README), and the last epoch counts.
+Bytes and seconds are of the network that is left: `bytes` is the whole state, `predict` a prediction of all test rows
+with the method's own number of draws, `pass` one pass of them through `caveat.deploy(posterior)`, each the best of
+three.
 
-On CIFAR, `MeanFieldVI`, `SSVI` and `RigL` have the settings of `cifar.py`, its narrow prior for the first two included;
-every other method has the prior precision of the lowest NLL on 5,000 held-out training rows after a quarter of the
-epochs, found by `--choose` and kept in second_table_priors.csv.
+On CIFAR, `MeanFieldVI`, `SSVI` and `RigL` have the settings of `cifar.py`, its narrow prior for the first two included,
+and all predict with five draws; every other method has the prior precision (`MaskedBNN` the scale, 1 / sqrt(precision))
+of the lowest NLL on 5,000 held-out training rows after a quarter of the epochs, found by `--choose` and kept in
+second_table_priors.csv. AEB keeps a tenth of the weights, as in the paper's table.
 """
 
 import argparse
@@ -41,7 +43,7 @@ import caveat
 from caveat import MAP, Training, data, models
 
 COLUMNS = ["problem", "method", "seed", "accuracy", "nll", "ece", "marginal", "sparsity", "left", "bytes"]
-COLUMNS += ["training_flops", "seconds", "predict", "pass", "warnings", "device"]
+COLUMNS += ["training_flops", "seconds", "predict", "pass", "warnings", "device", "command", "commit"]
 FORMS = {  # of the summary: column, what to call it, its unit, its form
     "accuracy": ("accuracy, %", 100, ".2f"),
     "nll": ("NLL", 1, ".3f"),
@@ -71,6 +73,8 @@ class Scale:
     before: int  # epochs of the point that pruning methods start from
     chain_rates: tuple[float, float] = (0.03, 0.1)  # of AEB and of MaskedBNN
     density: float = 0.05  # of the methods whose sparsity is set
+    aeb_density: float = 0.05
+    draws: int | None = None  # of a prediction; each method's own unless given
     allocation: Literal["uniform", "erk"] = "erk"  # of weights over layers
     initial_std: float = 0.01  # where sigma starts
 
@@ -86,6 +90,8 @@ RESNET: Any = {  # of cifar.py; the precisions of its prior follow from the KL w
     "std_rate": 0.003,
     "unit_rate": 0.01,
     "before": 50,
+    "aeb_density": 0.1,
+    "draws": 5,
     "allocation": "uniform",
     "initial_std": 0.003,
 }
@@ -122,14 +128,15 @@ def methods(scale: Scale, training: Training) -> dict[str, tuple[caveat.Method, 
         "VariationalDropout": (weights, point),
         "GroupVariationalDropout": (groups, point),
         "StructuredBayesianPruning": (units, point),
-        "AEB": (caveat.AEB(density=scale.density, learning_rate=scale.chain_rates[0], **chain), point),
+        "AEB": (caveat.AEB(density=scale.aeb_density, learning_rate=scale.chain_rates[0], **chain), point),
         "MaskedBNN": (caveat.MaskedBNN(sparsity=0.05, learning_rate=scale.chain_rates[1], **chain), point),
     }
 
 
 METHODS = [*methods(TINY, Training())]
-TUNED = [name for name in METHODS if name not in ("MeanFieldVI", "SSVI", "MaskedBNN")]  # whose prior is to be chosen
+TUNED = [name for name in METHODS if name not in ("MeanFieldVI", "SSVI")]  # whose prior is to be chosen
 PRECISIONS = (1.0, 25.0, 400.0)
+CAUCHY = 0.5  # the scale of MaskedBNN's prior on the small problems
 PRIOR_COLUMNS = ("problem", "method", "precision", "epochs", "rows", "nll", "accuracy", "device")
 
 
@@ -141,6 +148,11 @@ class Cell:
     method: str
     seed: int
     precision: float = 1.0  # of the prior, for the methods that have no settings of their own
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.problem}-{self.method}-{self.seed}-{self.precision:g}"
 
 
 def training_of(name: str, scale: Scale, device: str) -> Training:
@@ -175,7 +187,8 @@ def network_of(name: str, seed: int, classes: int) -> nn.Module:
 def prior_of(cell: Cell, scale: Scale, module: nn.Module, rows: int) -> caveat.Prior:
     """Gaussian; for MaskedBNN, as in its paper, Cauchy."""
     if cell.method == "MaskedBNN":
-        return caveat.StudentTPrior(scale=0.5, degrees=1.0)
+        scale_of_prior = cell.precision**-0.5 if cell.problem.startswith("cifar") else CAUCHY
+        return caveat.StudentTPrior(scale=scale_of_prior, degrees=1.0)
     of_vi = {"MeanFieldVI": scale.dense, "SSVI": scale.ssvi}.get(cell.method)
     if of_vi is None:
         return caveat.GaussianPrior(cell.precision)
@@ -184,24 +197,33 @@ def prior_of(cell: Cell, scale: Scale, module: nn.Module, rows: int) -> caveat.P
     return caveat.GaussianPrior(of_vi[2])
 
 
-def fit_cell(cell: Cell, scale: Scale, train: TensorDataset, device: str) -> caveat.Posterior:
-    """The posterior of a cell."""
+def fit_cell(
+    cell: Cell, scale: Scale, train: TensorDataset, device: str, folder: Path | None = None
+) -> caveat.Posterior:
+    """The posterior of a cell; with a folder, one that was stopped goes on."""
     module = network_of(cell.problem, cell.seed, int(train.tensors[1].max()) + 1)
     augment = data.crop_and_flip if cell.problem.startswith("cifar") else None
     prior = prior_of(cell, scale, module, len(train))
     task = caveat.Task(module, train, caveat.Categorical(), prior, augment=augment)
     chosen, start = methods(scale, training_of(cell.problem, scale, device))[cell.method]
-    return caveat.fit(task, chosen, start=start, seed=cell.seed, device=device, progress=False)
+    place = None if folder is None else folder / cell.name
+    if place is not None and place.exists():
+        return caveat.load(place, module, device=device)
+    return caveat.fit(task, chosen, start=start, seed=cell.seed, device=device, folder=place, progress=False)
 
 
-def run_cell(cell: Cell, data_dir: Path | None, device: str, quick: bool) -> dict[str, Any]:
+def run_cell(cell: Cell, data_dir: Path | None, device: str, quick: bool, folder: Path | None) -> dict[str, Any]:
     """Fit and score: one row of the csv."""
     name, method, seed = cell.problem, cell.method, cell.seed
     train, test = rows_of(name, seed, data_dir, quick)
-    posterior = fit_cell(cell, TINY if quick else SCALES[name], train, device)
-    scores = caveat.evaluate(posterior, {"test": test}, seed=seed, progress=False)["test"]
+    scale = TINY if quick else SCALES[name]
+    posterior = fit_cell(cell, scale, train, device, folder)
+    draws = None if posterior.default_draws == 1 else scale.draws
+    scores = caveat.evaluate(posterior, {"test": test}, draws=draws, seed=seed, progress=False)["test"]
     info = posterior.info
     row: dict[str, Any] = {"problem": name, "method": method, "seed": seed, "device": device}
+    row |= {"command": f"second_table.py --problems {name} --methods {method} --seed {seed} --device {device}"}
+    row |= {"commit": cifar.commit()}
     row |= {"accuracy": scores["accuracy"].mean, "nll": scores["nll"].mean, "ece": scores["ece"].mean}
     row |= {"marginal": scores["marginal_calibration_error"].mean, "sparsity": 1 - info.diagnostics["density"]}
     row |= {"left": left(posterior), "bytes": info.stored_bytes, "training_flops": info.flops, "seconds": info.seconds}
@@ -209,13 +231,13 @@ def run_cell(cell: Cell, data_dir: Path | None, device: str, quick: bool) -> dic
     return {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
 
 
-def choose(cell: Cell, data_dir: Path | None, device: str, quick: bool) -> dict[str, Any]:
+def choose(cell: Cell, data_dir: Path | None, device: str, quick: bool, folder: Path | None) -> dict[str, Any]:
     """Fit on all but some training rows, for a quarter of the epochs, and score those: a line of the file of priors."""
     scale = TINY if quick else SCALES[cell.problem]
     scale = replace(scale, epochs=max(2, scale.epochs // 4), before=max(1, scale.before // 4))
     x, y = rows_of(cell.problem, cell.seed, data_dir, quick)[0].tensors
     held = min(5000, len(x) // 5)
-    posterior = fit_cell(cell, scale, TensorDataset(x[:-held], y[:-held]), device)
+    posterior = fit_cell(cell, scale, TensorDataset(x[:-held], y[:-held]), device, folder and folder / "choose")
     scores = caveat.evaluate(posterior, {"held out": TensorDataset(x[-held:], y[-held:])}, progress=False)["held out"]
     row = {"problem": cell.problem, "method": cell.method, "precision": f"{cell.precision:g}", "epochs": scale.epochs}
     row |= {name: f"{scores[name].mean:.5g}" for name in ("nll", "accuracy")}
@@ -293,7 +315,11 @@ def choose_all(arguments: argparse.Namespace) -> int:
         if (cell.problem, cell.method, cell.precision) in known:
             continue
         device = "cpu" if cell.problem == "digits" else arguments.device
-        row = choose(cell, arguments.data_dir, device, arguments.quick)
+        try:
+            row = choose(cell, arguments.data_dir, device, arguments.quick, arguments.folder)
+        except (FloatingPointError, ValueError) as error:  # one that diverged is none to choose
+            row = {"problem": cell.problem, "method": cell.method, "precision": f"{cell.precision:g}", "nll": "inf"}
+            print(f"{cell.name} failed: {error}", file=sys.stderr, flush=True)
         write(arguments.priors, row, PRIOR_COLUMNS)
         print(*row.values(), flush=True)
     return 0
@@ -309,6 +335,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
     parser.add_argument("--choose", action="store_true", help="score prior precisions on held-out training rows")
     parser.add_argument("--summary", action="store_true", help="only the tables")
+    parser.add_argument("--folder", type=Path, help="keeps posteriors, and the place of an unfinished fit")
     parser.add_argument("--data-dir", type=Path, help="where data sets are looked for first")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("second_table.csv"))
     parser.add_argument("--priors", type=Path, default=Path(__file__).with_name("second_table_priors.csv"))
@@ -324,7 +351,7 @@ def main(words: list[str] | None = None) -> int:
         device = "cpu" if name == "digits" else arguments.device
         try:
             cell = Cell(name, method, seed, chosen_precision(name, method, read(arguments.priors)))
-            row = run_cell(cell, arguments.data_dir, device, arguments.quick)
+            row = run_cell(cell, arguments.data_dir, device, arguments.quick, arguments.folder)
         except (FloatingPointError, ValueError) as error:  # one that diverged; the others go on
             print(f"{name} {method} {seed} failed: {error}", file=sys.stderr, flush=True)
             failed += 1

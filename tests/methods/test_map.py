@@ -1,5 +1,6 @@
 """MAP against closed forms: ridge regression, its noise, and a temperature that is known."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -55,6 +56,26 @@ def test_per_layer_precision_is_in_the_loss() -> None:
     hessian = design.T @ design + torch.diag(torch.tensor([1000.0, 1000.0, 1000.0, 1e-6], dtype=torch.float64))
     exact = torch.linalg.solve(hessian, design.T @ y)[:, 0]
     torch.testing.assert_close(torch.cat([params["weight"][0], params["bias"]]), exact, atol=1e-4, rtol=0)
+
+
+def test_a_gaussian_prior_takes_the_steps_of_weight_decay() -> None:
+    """A precision of alpha in the loss of N rows is the decay alpha / N of torch's SGD, step for step."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(50, 4, generator=rng), torch.arange(50) % 3
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    theirs = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+    task = caveat.Task(module, (x, y), caveat.Categorical(), GaussianPrior(5e-4 * len(x)))
+    training = Training(
+        epochs=20, batch_size=50, optimizer="sgd", learning_rate=0.1, momentum=0.9, schedule="constant", warmup=0.0
+    )
+    ours = caveat.fit(task, caveat.MAP(training=training), progress=False).state["params"]
+    for name, expected in theirs.named_parameters():
+        torch.testing.assert_close(ours[name], expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_noise_is_the_residuals_root_mean_square_for_each_output() -> None:
