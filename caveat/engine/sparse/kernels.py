@@ -2,8 +2,9 @@
 
     y = W x + b,   W = zero but for values[k] at flat index indices[k]
 
-`apply` and `apply_pair` keep the values and indices alone. Where W is needed as a whole (no native kernel for the
-layer, device or density; or its gradient is wanted to look for new weights), it exists for the time of one call.
+`apply` and `apply_pair` keep the inputs, values and indices alone for the way back, on every device. Where W is needed
+as a whole (no native kernel for the layer, device or density; or its gradient is wanted to look for new weights), it
+exists for the time of one call.
 """
 
 import math
@@ -175,7 +176,10 @@ def apply_pair(
     if (grid := _grid(pattern, x, mean, variance, None)) is not None:
         pair: tuple[Tensor, Tensor] = _native(x, mean, variance, None, pattern, grid, collect)
         return pair
-    return _through_whole(x, mean, pattern, collect), _through_whole(x * x, variance, pattern, None)
+    if _leaves_the_way_back(x, mean, variance, collect):
+        return _through_whole(x, mean, pattern, collect), _through_whole(x * x, variance, pattern, None)
+    both: tuple[Tensor, Tensor] = _DensePair.apply(x, mean, variance, pattern, collect)
+    return both
 
 
 def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, bias: Tensor | None) -> Grid | None:
@@ -191,21 +195,22 @@ def _grid(pattern: Pattern, x: Tensor, values: Tensor, variance: Tensor | None, 
     return grid
 
 
-def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collector | None) -> Tensor:
-    """Plain operations where the way back is not ours to write: no gradients, or one of torch.func's transforms.
+def _leaves_the_way_back(x: Tensor, values: Tensor, variance: Tensor | None, collect: Collector | None) -> bool:
+    """Whether the way back is not ours to write: no gradients, a transform of torch.func, or a compiler's graph."""
+    given = any(t is not None and t.requires_grad for t in (x, values, variance))
+    tracked = torch.is_grad_enabled() and given
+    transformed = torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or (collect is None and (not tracked or transformed))
 
-    And on a GPU, which has room to keep the whole weight for the way back, and compiles such a graph.
-    """
-    tracked = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
-    if x.device.type != "cpu":
-        whole = pattern.whole(values)
-        if collect is not None and whole.requires_grad:
-            whole.register_hook(collect)
-        return pattern.geometry.dense(x, whole)
-    if collect is None and (not tracked or torch._C._are_functorch_transforms_active()):
-        return pattern.geometry.dense(x, pattern.whole(values))
-    y: Tensor = _Dense.apply(x, values, pattern, collect)
-    return y
+
+def _through_whole(x: Tensor, values: Tensor, pattern: Pattern, collect: Collector | None) -> Tensor:
+    if not _leaves_the_way_back(x, values, None, collect):
+        y: Tensor = _Dense.apply(x, values, pattern, collect)
+        return y
+    whole = pattern.whole(values)
+    if collect is not None and whole.requires_grad:
+        whole.register_hook(collect)
+    return pattern.geometry.dense(x, whole)
 
 
 def _over_channels(bias: Tensor, y: Tensor, geometry: LayerGeometry) -> Tensor:
@@ -232,6 +237,39 @@ class _Dense(torch.autograd.Function):
             ctx.collect(to_weight)
         to_values = None if to_weight is None else pattern.at(to_weight).to(values.dtype)
         return None if to_x is None else to_x.to(x.dtype), to_values, None, None
+
+
+class _DensePair(torch.autograd.Function):
+    """Means and variances through whole weights: these, and the squared inputs, are made anew for the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, pattern: Pattern, collect: Collector | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, mean, variance)
+        ctx.pattern, ctx.collect = pattern, collect
+        dense = pattern.geometry.dense
+        return dense(x, pattern.whole(mean)), dense(x * x, pattern.whole(variance))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, g2: Tensor) -> Any:
+        x, mean, variance = ctx.saved_tensors
+        pattern: Pattern = ctx.pattern
+        of_x, of_mean, of_variance = ctx.needs_input_grad[:3]
+
+        def way_back(g: Tensor, x: Tensor, values: Tensor, of: bool) -> tuple[Tensor | None, ...]:
+            # Under autocast the outputs, and so g, may be of another type than the inputs.
+            return pattern.geometry.gradients(g, x.to(g.dtype), pattern.whole(values).to(g.dtype), (of_x, of))
+
+        to_x, to_mean = way_back(g, x, mean, of_mean or ctx.collect is not None)
+        to_squares, to_variance = way_back(g2, x * x, variance, of_variance)
+        if ctx.collect is not None:
+            ctx.collect(to_mean)
+        if to_x is not None and to_squares is not None:
+            to_x = torch.addcmul(to_x.to(x.dtype), to_squares.to(x.dtype), x, value=2)
+        of_mean_alone = pattern.at(to_mean).to(mean.dtype) if of_mean and to_mean is not None else None
+        return to_x, of_mean_alone, None if to_variance is None else pattern.at(to_variance).to(mean.dtype), None, None
 
 
 class _Native(torch.autograd.Function):

@@ -275,3 +275,55 @@ def test_few_weights_run_sparse_and_many_do_not() -> None:
         assert sparse.runs_sparse(geometry, geometry.size // 20, (rows, 64, 32, 32))
         assert not sparse.runs_sparse(geometry, geometry.size // 2, (rows, 64, 32, 32))
     assert sparse.runs_sparse(LayerGeometry((300, 784)), 11_760, (1, 784))
+
+
+@pytest.mark.parametrize("case", ["linear on sequences", "3x3", "stride 2", "groups"])
+def test_no_whole_weight_and_no_square_is_kept_for_the_way_back(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every device without native kernels, of which this CPU is one here; gradients are those of float64."""
+    monkeypatch.setattr(sparse, "_grid", lambda *given: None)
+    layer, shape = CASES[case][0](), CASES[case][1]
+    geometry = LayerGeometry.of(layer)
+    assert geometry is not None
+    pattern = pattern_of(geometry, 0.1)
+    x = torch.randn(shape, requires_grad=True)
+    mean, variance = (torch.randn(len(pattern.indices)).abs().requires_grad_() for _ in range(2))
+    saved: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for way, given in (
+        (lambda: apply_pair(x, mean, variance, pattern), [x, mean, variance]),
+        (lambda: (apply(x, mean, pattern),), [x, mean]),
+    ):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            outputs = way()
+        assert saved.keys() == {t.untyped_storage().data_ptr() for t in given}
+        weights = [torch.randn_like(y) for y in outputs]
+        found = torch.autograd.grad(outputs, given, weights)
+        exact = [t.detach().double().requires_grad_() for t in given]
+        whole = [pattern.whole(values) for values in exact[1:]]
+        doubles = [geometry.dense(exact[0] if i == 0 else exact[0].square(), w) for i, w in enumerate(whole)]
+        expected = torch.autograd.grad(doubles, exact, [w.double() for w in weights])
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_pairs_under_autocast_have_gradients_of_their_own_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "_grid", lambda *given: None)
+    geometry = LayerGeometry.of(nn.Linear(40, 33))
+    assert geometry is not None
+    pattern = pattern_of(geometry, 0.2)
+    x, mean = torch.randn(6, 40, requires_grad=True), torch.randn(len(pattern.indices), requires_grad=True)
+    variance = torch.rand(len(pattern.indices), requires_grad=True)
+    full = torch.autograd.grad([y.sum() for y in apply_pair(x, mean, variance, pattern)], [x, mean, variance])
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = apply_pair(x, mean, variance, pattern)
+    assert all(y.dtype == torch.bfloat16 for y in outputs)
+    for mine, theirs in zip(
+        torch.autograd.grad([y.float().sum() for y in outputs], [x, mean, variance]), full, strict=True
+    ):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, theirs, rtol=0.05, atol=0.1)
