@@ -7,11 +7,13 @@ A ViT of 6 blocks and width 256 learns CIFAR-100; LoRA of rank 8 in its attentio
 1,000 and 5,000 training images of CIFAR-10, and every method makes a posterior over adapters and head, three seeds
 each. Lines are added to vit.csv, a run at a time: clean test images, four corruptions at severity 1, 3 and 5, and how
 SVHN is told apart; joint likelihoods are of ten labels of two images. A run that would begin after --minutes is left
-to the next call; pretraining goes on where it was.
+to the next call, and one that is stopped, pretraining too, goes on there where it was.
 """
 
 import argparse
+import shutil
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +144,10 @@ def run(base: dict[str, Tensor], name: str, rows: int, seed: int, given: argpars
     module = adapted(base, given, seed)
     loader = DataLoader(TensorDataset(x[order], y[order]), 64)
     task = caveat.Task(module, loader, caveat.Categorical(), caveat.GaussianPrior(1.0), validation=0.1)
-    point_folder = given.folder / f"map-{rows}-{seed}"
-    device = {"device": given.device}
-    if not point_folder.exists():
-        caveat.fit(task, methods(given.tiny)["map"], seed=seed, folder=point_folder, **device)
-    point = caveat.load(point_folder, module, **device)
+    point = fitted(task, methods(given.tiny)["map"], None, given, f"map-{rows}-{seed}", seed)
     method = methods(given.tiny)[name]
     start = point if method.starts_from == "trained" or name == "map, temperature" else None
-    posterior = point if name == "map" else caveat.fit(task, method, start=start, seed=seed, **device)
+    posterior = point if name == "map" else fitted(task, method, start, given, f"posterior-{rows}-{seed}-{name}", seed)
     test = [part[: given.test_rows] for part in whole.test.tensors]
     inside, seconds = predicted(posterior, test[0], DRAWS)
     common = {"rows": rows, "method": name, "seed": seed} | cost(posterior, seconds)
@@ -163,6 +161,16 @@ def run(base: dict[str, Tensor], name: str, rows: int, seed: int, given: argpars
     stranger = "permuted" if given.tiny else "svhn"
     outside = data.out_of_distribution(stranger, whole, given.data_dir, n=min(given.test_rows, 10_000)).tensors[0]
     return [*lines, common | {"on": stranger} | apart(inside, predicted(posterior, outside, DRAWS)[0])]
+
+
+def fitted(
+    task: caveat.Task, method: Any, start: Any, given: argparse.Namespace, name: str, seed: int
+) -> caveat.Posterior:
+    """A fit that is kept in the folder, where a call that is stopped leaves it to the next one."""
+    place = given.folder / name.replace(",", "").replace(" ", "-")
+    if not place.exists():
+        caveat.fit(task, method, start=start, seed=seed, folder=place, device=given.device)
+    return caveat.load(place, task.network.module, device=given.device)
 
 
 def main() -> None:
@@ -180,6 +188,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("vit.csv"))
     given = parser.parse_args()
     given.begin = time.monotonic()
+    warnings.simplefilter("ignore", FutureWarning)  # of peft
     given.folder.mkdir(parents=True, exist_ok=True)
     base = pretrained(given)
     table = Table(given.csv)
@@ -196,6 +205,8 @@ def main() -> None:
             return
         lines = run(base, name, rows, seed, given)
         table.add(lines)
+        for place in given.folder.glob("posterior-*"):  # the point is kept: others start from it
+            shutil.rmtree(place)
         print(f"{name}, {rows} rows, seed {seed}: {lines[0]['nll']:.3f} nats on test rows", flush=True)
     print("done")
 
