@@ -172,6 +172,11 @@ class Network:
         return outputs
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The words that targets may be, in the order of the classes; none where the likelihood names none."""
+        return (self.likelihood.names or ()) if isinstance(self.likelihood, Categorical) else ()
+
+    @property
     def device(self) -> torch.device:
         """Where the module's parameters are."""
         return next(self.module.parameters()).device

@@ -178,7 +178,7 @@ class Posterior:
     def update(self, data: Data, *, seed: int = 0, progress: bool = True) -> "Posterior":
         """This posterior with more data taken in, where the method can do that without a new fit."""
         self.network.base.check()
-        rows = Rows(data)
+        rows = Rows(data, names=self.network.class_names)
         ranks = current_ranks(self.network.device)
         run = Run(seed, self.network.device, ranks, progress=progress, label=f"{type(self.method).__name__} update")
         x, _ = next(iter(rows.batches([torch.arange(min(2, len(rows)))], self.network.device)))
@@ -221,9 +221,8 @@ class Posterior:
         """
         plain = dataclasses.replace(self, calibration=None)
         conformity = Conformity.chosen(self.network.likelihood.kind, score, randomised)
-        return dataclasses.replace(
-            self, calibration=Calibration.of(conformity, plain._scores(Rows(data), conformity, seed))
-        )
+        rows = Rows(data, names=self.network.class_names)
+        return dataclasses.replace(self, calibration=Calibration.of(conformity, plain._scores(rows, conformity, seed)))
 
     def _scores(self, rows: Rows, conformity: Conformity, seed: int) -> Iterator[Tensor]:
         """How badly the targets of rows fit, [N, D], a piece of the rows at a time."""

@@ -40,15 +40,17 @@ class Rows:
             row once), a map-style data set of (input, target) pairs, or a pair of tensors or arrays. A stream
             (`IterableDataset`) is read into memory, once, where it has an end and there is room for it.
         needs_targets: whether rows without targets are an error.
+        names: of the classes, in order, where targets are words.
     """
 
-    def __init__(self, data: Data, needs_targets: bool = True) -> None:
-        self.batch_size, self.needs_targets = 128, needs_targets
+    def __init__(self, data: Data, needs_targets: bool = True, names: Sequence[str] = ()) -> None:
+        self.batch_size, self.needs_targets, self.names = 128, needs_targets, tuple(names)
         self.known_finite = False  # whether all inputs were looked at once
         self._reading: dict[str, Any] = {"collate_fn": default_collate}  # how a loader is to read rows
         indices: Tensor | None = None
         if isinstance(data, tuple) and data and all(isinstance(part, Tensor | numpy.ndarray) for part in data):
-            data = _tensor_dataset(as_inputs(data, torch.get_default_dtype()))
+            inputs = as_inputs(data[:-1] or data, torch.get_default_dtype())
+            data = _tensor_dataset((*inputs, _as_targets(data[-1], self.names)) if data[1:] else inputs)
         if isinstance(data, DataLoader):
             indices, self.batch_size = _plain_reading(data)
             settings = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
@@ -123,14 +125,14 @@ class Rows:
     def resident(self, positions: Tensor) -> Batch:
         """The batch at positions on the device where the rows are (`on`), without a look at its values."""
         rows = self.indices[positions]
-        return _split_batch(tuple(t[rows] for t in self.dataset.tensors), self.needs_targets)
+        return _split_batch(tuple(t[rows] for t in self.dataset.tensors), self.needs_targets, self.names)
 
     def ordered(self, size: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """All rows once, in order."""
         yield from self.batches(torch.split(torch.arange(len(self)), size or self.batch_size), device)
 
     def _checked(self, batch: Any, rows: Tensor, device: torch.device) -> Batch:
-        x, y = _split_batch(batch, self.needs_targets)
+        x, y = _split_batch(batch, self.needs_targets, self.names)
         if y.ndim == 0 or y.shape[0] != rows.shape[0]:
             raise ValueError(
                 f"a batch of {len(rows)} rows came with targets of shape {tuple(y.shape)}: give one to each row"
@@ -297,20 +299,20 @@ def _in_collation(error: BaseException) -> bool:
     return any(Path(frame.filename).name == "collate.py" for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _split_batch(batch: Any, needs_targets: bool) -> Batch:
+def _split_batch(batch: Any, needs_targets: bool, names: tuple[str, ...]) -> Batch:
     """A batch as (inputs, targets)."""
     if isinstance(batch, Mapping):
         key = next((key for key in _TARGET_KEYS if key in batch), None)
         if key is not None:
-            return {name: value for name, value in batch.items() if name != key}, _as_targets(batch[key])
+            return {name: value for name, value in batch.items() if name != key}, _as_targets(batch[key], names)
         if not needs_targets:
             return dict(batch), torch.zeros(count_rows(dict(batch)), dtype=torch.long)
         known = ", ".join(_TARGET_KEYS)
         raise ValueError(f"a batch is a dict of {sorted(batch)} without targets: name them one of {known}")
     if isinstance(batch, list | tuple) and len(batch) == 2:
-        return _as_inputs(batch[0]), _as_targets(batch[1])
+        return _as_inputs(batch[0]), _as_targets(batch[1], names)
     if isinstance(batch, list | tuple) and len(batch) > 2:
-        return tuple(batch[:-1]), _as_targets(batch[-1])
+        return tuple(batch[:-1]), _as_targets(batch[-1], names)
     if not needs_targets:
         inputs = _as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
         return inputs, torch.zeros(count_rows(inputs), dtype=torch.long)
@@ -321,13 +323,26 @@ def _as_inputs(x: Any) -> Inputs:
     return dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
 
 
-def _as_targets(y: Any) -> Tensor:
+def _as_targets(y: Any, names: tuple[str, ...]) -> Tensor:
+    if isinstance(y, numpy.ndarray):
+        y = y.tolist() if y.dtype.kind in "OSU" else as_inputs(y, torch.get_default_dtype())
     if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
-        raise ValueError(
-            f"the targets are words ({', '.join(map(repr, dict.fromkeys(y[:3])))}), and a likelihood takes numbers: "
-            "name the classes, classes = sorted(set(labels)), and give each row classes.index(label)"
-        )
+        return _numbered(y, names)
     try:
         return torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"the targets of a batch are a {type(y).__name__} that makes no tensor: {error}") from error
+
+
+def _numbered(words: Sequence[Any], names: tuple[str, ...]) -> Tensor:
+    """The places of words among the names of the classes."""
+    if not names:
+        raise ValueError(
+            f"the targets are words ({', '.join(map(repr, dict.fromkeys(words[:3])))}), and a likelihood takes "
+            "numbers: name the classes in their order, Categorical(names=sorted(set(labels))), or give each row "
+            "classes.index(label)"
+        )
+    places = {name: place for place, name in enumerate(names)}
+    if (unknown := next((word for word in words if word not in places), None)) is not None:
+        raise ValueError(f"the target {unknown!r} is no class of Categorical(names={list(names)}): add it there")
+    return torch.tensor([places[word] for word in words])

@@ -58,12 +58,13 @@ class Task:
     ) -> None:
         self.network = Network(model, likelihood, prior, parameters, initialise)
         self.augment = augment
-        rows = Rows(data)
+        names = self.network.class_names
+        rows = Rows(data, names=names)
         self.validation: Rows | None = None
         if isinstance(validation, float):
             rows, self.validation = _split(rows, validation, split_seed)
         elif validation is not None:
-            self.validation = Rows(validation)
+            self.validation = Rows(validation, names=names)
         self.train = rows
         self.warnings: list[str] = []
         with torch.random.fork_rng(devices=[]):  # for data that are augmented as they are read

@@ -230,7 +230,7 @@ def test_a_coarse_weight_among_those_selected_is_named() -> None:
 
 def test_words_as_targets_are_refused_with_what_to_do() -> None:
     x, _ = rows()
-    with pytest.raises(ValueError, match=r"targets are words \('cat', 'dog'\).*classes = sorted\(set\(labels\)\)"):
+    with pytest.raises(ValueError, match=r"are words \('cat', 'dog'\).*Categorical\(names=sorted\(set\(labels\)\)\)"):
         caveat.Task(nn.Linear(4, 3), [(x[i], "dog" if i % 2 else "cat") for i in range(24)], caveat.Categorical())
 
 

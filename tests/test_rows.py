@@ -1,5 +1,6 @@
 """Every kind of data is read: each row once, in order, as its loader would give it."""
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -115,7 +116,8 @@ def test_rows_padded_by_the_batch_are_read() -> None:
         (lambda x, y: DataLoader(TensorDataset(x, y), sampler=torch.utils.data.SequentialSampler(x[:3])), "leaves out"),
         (lambda x, y: DataLoader(TensorDataset(x, y), batch_size=None), "whole batches.*with a batch size"),
         (lambda x, y: DataLoader(Stream(), batch_size=None), "whole batches.*with a batch size"),
-        (lambda x, y: (x.numpy(), y.numpy().astype(str)), r"an array of <U\d+, and numbers are needed.*classes.index"),
+        (lambda x, y: (x.numpy(), y.numpy().astype(str)), r"targets are words \('\d'.*Categorical\(names="),
+        (lambda x, y: (x.numpy().astype(str), y.numpy()), r"an array of <U\d+, and numbers are needed"),
         (lambda x, y: x, "the data is a Tensor.*a pair of tensors"),
         (lambda x, y: 3, "the data is a int"),
         (lambda x, y: (x, y[:-1]), r"\[13, 12\] rows"),
@@ -169,6 +171,38 @@ def test_a_stream_is_evaluated_and_predicted() -> None:
     assert whole["all"].metrics == stream["all"].metrics
     loader = DataLoader(Stream(), 5)
     assert torch.equal(posterior.predict(loader).probs, posterior.predict(data()[0]).probs)
+
+
+def test_words_are_targets_where_the_likelihood_names_the_classes(tmp_path) -> None:
+    x, y = data()
+    names = ["left", "right", "above"]  # not in the order of the alphabet
+    words = [names[label] for label in y]
+    likelihood = caveat.Categorical(names=names)
+    by_number = caveat.Task(Named(), (x, y), caveat.Categorical(), validation=0.3)
+    kinds = [
+        list(zip(x, words, strict=True)),
+        [{"x": row, "label": word} for row, word in zip(x, words, strict=True)],
+        (x.numpy(), numpy.array(words)),
+        DataLoader(list(zip(x, words, strict=True)), 4),
+    ]
+    for kind in kinds:
+        made = caveat.Task(Named(), kind, likelihood, validation=0.3)
+        assert torch.equal(made.train.targets(), by_number.train.targets())
+        assert torch.equal(made.validation.targets(), by_number.validation.targets())
+    fitted = caveat.fit(caveat.Task(Named(), kinds[0], likelihood), caveat.MAP(training=caveat.Training(epochs=0)),
+                        progress=False)  # fmt: skip
+    posterior = caveat.load(fitted.save(tmp_path / "posterior"), Named())
+    assert posterior.network.likelihood.names == tuple(names)
+    found = caveat.evaluate(posterior, {"words": kinds[0], "numbers": (x, y)}, folder=tmp_path / "scores")
+    assert found["words"].metrics == found["numbers"].metrics
+    assert found.content["class_names"] == names
+    assert posterior.calibrate(kinds[1]).predict(x).label_set(0.9).shape == (N, 3)
+    with pytest.raises(ValueError, match=r"target 'below' is no class of.*add it there"):
+        caveat.Task(Named(), [(row, "below") for row in x], likelihood)
+    with pytest.raises(ValueError, match="has 2 names, but the network has 3 outputs"):
+        caveat.Task(Named(), (x, y), caveat.Categorical(names=names[:2]))
+    with pytest.raises(ValueError, match="two different words or more"):
+        caveat.Categorical(names=["a", "a"])
 
 
 def test_a_data_set_without_length_is_refused() -> None:

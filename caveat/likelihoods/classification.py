@@ -40,13 +40,18 @@ class Categorical(NothingLearned, FisherByColumns):
     # Of a language model: the tokens that stand for the classes. Its outputs [B, T, V] are read as the logits [B, C] of
     # these at each row's last token, labels are 0 to C - 1.
     classes: tuple[NonNegativeInt, ...] | None = None
+    names: tuple[str, ...] | None = None  # of the classes, in order: targets may then be these words
     kind: ClassVar[Kind] = "classification"
     tempered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, list):
             object.__setattr__(self, "classes", tuple(self.classes))
+        if isinstance(self.names, list):
+            object.__setattr__(self, "names", tuple(self.names))
         check_knobs(self)
+        if self.names is not None and len(set(self.names)) < max(2, len(self.names)):
+            raise ValueError(f"Categorical(names={list(self.names)}): must be two different words or more")
         if self.classes is None:
             return
         if len(set(self.classes)) < max(2, len(self.classes)):
@@ -92,6 +97,10 @@ class Categorical(NothingLearned, FisherByColumns):
             raise ValueError(
                 f"Categorical has {len(self.class_weights)} class weights, but the network has {classes} outputs: "
                 "give one weight a class"
+            )
+        if self.names is not None and len(self.names) != classes:
+            raise ValueError(
+                f"Categorical has {len(self.names)} names, but the network has {classes} outputs: name each class"
             )
         labels = self._labels(targets)
         counted = labels[self._kept(labels)].long()

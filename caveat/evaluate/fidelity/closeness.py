@@ -90,7 +90,7 @@ def fidelity(
         draws: posterior draws a prediction; the method's default unless given.
         seed: of the draws.
     """
-    return fidelity_on(posterior, reference, Rows(data, needs_targets=False), draws, seed)
+    return fidelity_on(posterior, reference, Rows(data, False, posterior.network.class_names), draws, seed)
 
 
 def fidelity_on(

@@ -56,19 +56,21 @@ def evaluate(
         reference: also score fidelity to it, see `caveat.fidelity`; a stored set, on those data whose rows it has.
         folder: where to write `predictions/*.npz` and `metrics.json`; nothing is written without it.
         label: what to call the run; the method's class name unless given.
-        class_names: of the classes, one for each, for the report.
+        class_names: of the classes, one for each, for the report; those of the likelihood unless given.
         target: what the target is called, with its unit, for the axes of the report.
         draws: posterior draws a prediction; the method's default unless given.
         seed: of the draws.
         keep_samples: also write every draw's prediction.
         progress: show progress of anything over a second on standard error.
     """
-    conditions = _conditions(data, ood or {})
+    known = posterior.network.class_names
+    class_names = class_names or known
+    conditions = _conditions(data, ood or {}, known)
     _check_class_names(posterior, conditions[0].rows, class_names)
     compared = [] if reference is None else _known_to(reference, conditions)
     place = None if folder is None else Path(folder)
     kind = posterior.network.likelihood.kind
-    distance = None if training is None or not ood else FeatureDistance.of(posterior, Rows(training), seed)
+    distance = None if training is None or not ood else FeatureDistance.of(posterior, Rows(training, names=known), seed)
     inside: Columns = {}
     scored: list[Scored] = []
     compared_with: dict[str, Any] = {}
@@ -127,7 +129,7 @@ class _Condition:
     rows: Rows
 
 
-def _conditions(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Condition]:
+def _conditions(data: Mapping[str, Any], ood: Mapping[str, Data], class_names: tuple[str, ...]) -> list[_Condition]:
     """Every data set in the order given, families unfolded."""
     if not isinstance(data, Mapping) or not data:
         raise ValueError("evaluate needs at least one data set with targets, as in {'clean': test_loader}")
@@ -135,12 +137,12 @@ def _conditions(data: Mapping[str, Any], ood: Mapping[str, Data]) -> list[_Condi
     for name, value in data.items():
         if isinstance(value, Mapping):
             conditions += [
-                _Condition(f"{name} {severity:g}", name, float(severity), "test", Rows(shifted))
+                _Condition(f"{name} {severity:g}", name, float(severity), "test", Rows(shifted, names=class_names))
                 for severity, shifted in value.items()
             ]
         else:
-            conditions.append(_Condition(name, name, None, "test", Rows(value)))
-    conditions += [_Condition(name, name, None, "ood", Rows(value, needs_targets=False)) for name, value in ood.items()]
+            conditions.append(_Condition(name, name, None, "test", Rows(value, names=class_names)))
+    conditions += [_Condition(name, name, None, "ood", Rows(value, False, class_names)) for name, value in ood.items()]
     stems = [file_stem(condition.name) for condition in conditions]
     for condition, stem in zip(conditions, stems, strict=True):
         if stems.count(stem) > 1:
