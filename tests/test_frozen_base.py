@@ -109,7 +109,7 @@ def test_auto_leaves_out_what_is_large_and_a_round_trip_loses_nothing(tmp_path, 
 
     posterior.save(tmp_path / "small")
     assert has_base(tmp_path / "small")
-    monkeypatch.setattr("caveat.posterior.LEFT_OUT_ABOVE", 100)
+    monkeypatch.setattr("caveat.posterior_folder.LEFT_OUT_ABOVE", 100)
     posterior.save(tmp_path / "large")
     assert not has_base(tmp_path / "large")
     loaded = caveat.load(tmp_path / "small", build(1))  # whose own base is another one: the file's is all there is

@@ -20,7 +20,7 @@ LAYERS = [
     {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
     {"methods"},
-    {"posterior", "fitting", "deploy", "serve", "bayesian_linear_model"},
+    {"posterior", "posterior_folder", "fitting", "deploy", "serve", "bayesian_linear_model"},
     {"evaluate"},
     {"recipe", "references"},
     {"bench"},
