@@ -3,8 +3,8 @@
     gain = max_t  (log p(D, theta + t g) - log p(D, theta)) / N,    g = gradient of log p(D, theta)
 
 in nats a row. At an optimum it is zero. It is a lower bound of what training has left to gain, needs no curvature, and
-takes one pass forward and back and eight passes forward over a few hundred rows. Noise that is learned is the best at
-each place, since it follows the weights.
+takes one pass forward and back and at most eight passes forward over a few hundred rows. Noise that is learned is the
+best at each place, since it follows the weights.
 """
 
 import math
@@ -19,7 +19,7 @@ from caveat.task import Task
 
 __all__ = ["gain_left", "warn_if_no_optimum"]
 
-BATCH = 32  # rows of a pass: less memory than any method takes
+BATCH = 32  # rows of a pass: less memory than any method takes. On a GPU a training batch, since passes wait for Python
 ROWS = 256  # that are looked at: the gradient of fewer is not near zero at the optimum of all
 LENGTHS = [10.0**power for power in range(-6, 1)]  # of the step, in units of the weights' norm
 WORTH_A_WORD = 0.05  # nats a row
@@ -46,8 +46,16 @@ def gain_left(task: Task, network: Network, params: Params) -> float:
         return reached if math.isfinite(reached) else -math.inf
 
     start = value(here)
-    best, distance = max((gain(length * size), length * size) for length in LENGTHS)
-    bend = 2 * (slope * distance - best) / distance**2  # of the parabola with this slope that passes through the best
+    best, distance = -math.inf, 0.0
+    for length in LENGTHS:
+        gained = gain(length * size)
+        if gained > best:
+            best, distance = gained, length * size
+        elif gained < -WORTH_A_WORD:  # a concave log joint falls further on
+            break
+    bend = (
+        2 * (slope * distance - best) / distance**2 if distance else 0.0
+    )  # of the parabola with this slope that passes through the best
     return max(0.0, best, gain(slope / bend) if 0 < bend < math.inf else 0.0)
 
 
@@ -68,10 +76,14 @@ def _gradient(task: Task, network: Network, params: Params, weights: Params, row
     gradient = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.enable_grad():
         _add_gradient(gradient, network.prior.log_prob(weights) / task.n, weights)
-        for x, y in rows.ordered(BATCH, network.device):
+        for x, y in rows.ordered(_rows_of_pass(rows, network.device), network.device):
             likelihood = network.likelihood.log_prob(network(params | weights, x), y, hyper).sum() / len(rows)
             _add_gradient(gradient, likelihood, weights)
     return gradient
+
+
+def _rows_of_pass(rows: Rows, device: torch.device) -> int:
+    return max(BATCH, rows.batch_size) if device.type == "cuda" else BATCH
 
 
 def _add_gradient(gradient: Params, value: Tensor, weights: Params) -> None:

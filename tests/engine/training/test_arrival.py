@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import caveat
 from caveat import Training
-from caveat.engine.training import gain_left
+from caveat.engine.training import arrival, gain_left
+from caveat.rows import Rows
 from tests.engine.variational.training_cases import interrupted, same
 
 
@@ -126,3 +127,9 @@ def test_training_that_is_interrupted_after_the_epoch_to_take_goes_on_with_it(
     resumed = interrupted(lambda: noisy_task()[0], caveat.MAP(), tmp_path / "p", monkeypatch, after)
     same(whole, resumed)
     assert resumed.info.diagnostics["taken_epoch"] == whole.info.diagnostics["taken_epoch"]
+
+
+def test_a_gpu_makes_few_passes_of_training_batches() -> None:
+    rows = Rows((torch.randn(300, 2), torch.zeros(300)))
+    assert arrival._rows_of_pass(rows, torch.device("cuda")) == rows.batch_size == 128
+    assert arrival._rows_of_pass(rows, torch.device("cpu")) == 32
