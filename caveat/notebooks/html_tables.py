@@ -15,12 +15,19 @@ _CELL = f"{_LINE};padding:.2em .8em;color:inherit;background:none;text-align:"
 
 
 def table_html(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], below: str = "") -> str:
-    """A table under a title; the first column is text, the others are numbers. `below` is HTML that follows it."""
-    head = "".join(f'<th scope="col" style="{_CELL}{_side(i)}">{escape(name)}</th>' for i, name in enumerate(heads))
-    cells = [
-        [f'<td style="{_CELL}{_side(i)}">{escape(_text(cell))}</td>' for i, cell in enumerate(row)] for row in rows
-    ]
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+    """A table under a title; numbers stand to the right. `below` is HTML that follows it."""
+    sides = [_side([row[i] for row in rows]) for i in range(len(heads))]
+    head = "".join(
+        f'<th scope="col" style="{_CELL}{side}">{escape(name)}</th>' for name, side in zip(heads, sides, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td style="{_CELL}{side}">{escape(_text(cell))}</td>' for cell, side in zip(row, sides, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
     table = f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f"<div><p><b>{escape(title)}</b></p>{table if rows else ''}{below}</div>"
 
@@ -41,12 +48,10 @@ def notes_html(notes: Sequence[str]) -> str:
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
-def _cells(row: Sequence[Any]) -> str:
-    return "".join(f'<td style="{_CELL}{_side(i)}">{escape(_text(cell))}</td>' for i, cell in enumerate(row))
-
-
-def _side(column: int) -> str:
-    return "right" if column else "left"
+def _side(column: Sequence[Any]) -> str:
+    """Numbers, and such with an error, stand to the right in one line; text to the left."""
+    is_text = any(isinstance(cell, str) and cell[:1].isalpha() for cell in column)
+    return "left" if is_text else "right;white-space:nowrap"
 
 
 def _text(value: Any) -> str:

@@ -46,7 +46,8 @@ def verdict_sections(bench: SavedBench) -> str:
     lead = f"What a posterior has to beat is {base}: the same network as a point"
     lead += ", with its temperature fitted, at next to no cost." if base == TEMPERED else "."
     to_beat = f"<p>{escape(lead)}</p>" if base else ""
-    over = " or ".join(dict.fromkeys(guard["over"] for guard in bench.index["guards"]))
+    over = next((guard["over"] for guard in bench.index["guards"]), "")
+    over += ", of several labels over seeds" if any(_about(g) == "joint" for g in bench.index["guards"]) else ""
     first = section("summary", "In short", _scope(bench), f"{to_beat}{sentences or nothing}{_caution_notes(bench)}")
     why = f"Gains are paired: the same seeds, the same rows. Right of zero is better. Intervals are 95%, over {over}."
     return first + section("gains", "What the verdicts rest on", why, gains)
