@@ -40,6 +40,7 @@ class ImportReference(Verb):
         None  # the test inputs in the order of the predictions (csv, npy, npz with x), to find rows by
     )
     labels: Path | None = None  # the test labels in the order of the predictions (csv, npy, npz with y), to check it
+    first: int | None = None  # they are about the test rows from this number on, in the data set's own order
     name: str | None = None  # of the reference; the file's name unless given
     model: str | None = None  # the network that was sampled: a name, or file.py:function
     prior_precision: float | None = None  # of its Gaussian prior
@@ -58,6 +59,7 @@ class ImportReference(Verb):
             name=self.name,
             inputs=self.inputs,
             labels=self.labels,
+            first=self.first,
             out=self.out,
             data_dir=self.data_dir,
         )

@@ -33,9 +33,11 @@ def probabilities(file: Path, classes: int) -> Tensor:
 
 
 def in_order(
-    probs: Tensor, rows: data.DataSet, inputs: str | Path | None, labels: str | Path | None
+    probs: Tensor, rows: data.DataSet, inputs: str | Path | None, labels: str | Path | None, first: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The probabilities in the order of the data set's test rows, and which of these they are about."""
+    if first is not None and (inputs is not None or first < 0):
+        raise ValueError(f"first={first} says that rows are in the data set's order from there on: leave out inputs")
     x, y = rows.test.tensors
     published = None if labels is None else torch.from_numpy(_array(Path(labels), "y")).flatten().long()
     count = probs.shape[1]
@@ -54,11 +56,14 @@ def in_order(
             )
         order = places[mine]
     else:
-        start = 0 if published is None or count == len(y) else stretch_of_labels(y, published)
+        start = first
+        if start is None:
+            start = 0 if count == len(y) else None if published is None else stretch_of_labels(y, published)
         if start is None or start + count > len(y):
             raise ValueError(
-                f"the predictions are about {count} rows, {rows.name} has {len(y)} test rows, and no label "
-                "says which these are: give the inputs in the order of the predictions (inputs=, --inputs)"
+                f"the predictions are about {count} rows, {rows.name} has {len(y)} test rows, and nothing "
+                "says which these are: give the inputs in the order of the predictions (inputs=, --inputs), or, where "
+                "they are in the data set's own order, the number of the first (first=, --first)"
             )
         mine, order = torch.arange(start, start + count), torch.arange(count)
     if published is not None and not torch.equal(published[order], y[mine]):

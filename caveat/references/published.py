@@ -84,6 +84,7 @@ def import_reference(
     name: str | None = None,
     inputs: str | Path | None = None,
     labels: str | Path | None = None,
+    first: int | None = None,
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
 ) -> Path:
@@ -97,6 +98,7 @@ def import_reference(
             Without them, the predictions are in the data set's own order.
         labels: the test labels in the order of the predictions (csv, npy, or npz with `y`). They are checked against
             the data set's; where the predictions are about some rows alone, they tell which.
+        first: says that the predictions are about the test rows from this number on, in the data set's own order.
         out: the folder to write; `name` in CAVEAT_REFERENCES, else in the user's cache, unless given.
         data_dir: where the data set is.
     """
@@ -105,7 +107,7 @@ def import_reference(
     place = new_place(name, out)
     rows = _classes_of(origin.data, data_dir)
     probs = probabilities(file, rows.n_outputs)
-    probs, mine = in_order(probs, rows, inputs, labels)
+    probs, mine = in_order(probs, rows, inputs, labels, first)
     x, y = (tensor[mine] for tensor in rows.test.tensors)
     facts = _facts(name, probs, y, origin, rows) | {
         "network": "unknown" if origin.model is None else str(_network(origin.model, origin, rows).module),

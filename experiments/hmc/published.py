@@ -1,6 +1,6 @@
 """The test images that published HMC predictions are about, and how near an ensemble comes by its members.
 
-    caveat reference fetch cifar10_resnet20_frn      # or, of its first 5,000 rows (`probs` in an npz):
+    caveat reference fetch cifar10_resnet20_frn      # or, of the first rows alone (`probs` in an npz):
     python experiments/hmc/published.py --import probs.npz
     python experiments/hmc/published.py --posterior results/resnet20_fidelity/cells/CELL/posterior --device cuda
 
@@ -37,14 +37,14 @@ def main() -> None:
     """Import the predictions, or compare a stored ensemble by its members."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--import", dest="predictions", type=Path, help="store these predictions as the reference")
-    parser.add_argument("--labels", type=Path, help="of the predictions, to check their order by")
     parser.add_argument("--posterior", type=Path, help="an ensemble that `pieces.py` or `caveat bench` fitted")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("members.csv"))
     given = parser.parse_args()
     if given.predictions:
-        print(import_reference(given.predictions, ORIGIN, name=REFERENCE, labels=given.labels, data_dir=given.data_dir))
+        place = import_reference(given.predictions, ORIGIN, name=REFERENCE, first=0, data_dir=given.data_dir)
+        print(place, load_reference(REFERENCE).summary())
     if given.posterior:
         compare(given)
 

@@ -94,8 +94,24 @@ def test_labels_tell_which_rows_predictions_are_about(images: str, tmp_path: Pat
     assert stretch_of_labels(y[:1], y) is None
     probs = probabilities(images)
     np.save(tmp_path / "first.npy", probs[:20])
-    import_reference(tmp_path / "first.npy", Origin(images))
-    assert len(load_reference("first").parts["clean"]["inputs"]) == 20
+    with pytest.raises(ValueError, match="nothing says which these are"):
+        import_reference(tmp_path / "first.npy", Origin(images))
+    import_reference(tmp_path / "first.npy", Origin(images), first=0)
+    test = data.load(images).test.tensors[0]
+    torch.testing.assert_close(
+        load_reference("first").parts["clean"]["inputs"].float(), test[:20], atol=2e-3, rtol=2e-3
+    )
+    np.save(tmp_path / "middle.npy", probs[11:31])
+    np.save(tmp_path / "y.npy", data.load(images).test.tensors[1].numpy()[11:31])
+    import_reference(tmp_path / "middle.npy", Origin(images), first=11, labels=tmp_path / "y.npy")
+    torch.testing.assert_close(
+        load_reference("middle").parts["clean"]["inputs"].float(), test[11:31], atol=2e-3, rtol=2e-3
+    )
+    for wrong, reason in ((31, "nothing says which"), (-1, "first=-1"), (10, "labels differ")):
+        with pytest.raises(ValueError, match=reason):
+            import_reference(
+                tmp_path / "middle.npy", Origin(images), name="wrong", first=wrong, labels=tmp_path / "y.npy"
+            )
 
 
 def test_predictions_of_other_rows_are_refused(images: str, tmp_path: Path) -> None:
