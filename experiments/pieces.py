@@ -7,13 +7,12 @@ The same command goes on where the last one stopped, or was killed: `caveat benc
 lent by the minute and have no more than torch, numpy, safetensors and tqdm. It writes, beside the experiment file or
 as --csv says, a row for every finished cell and condition (and none twice):
 
-    data, model, method, seed, shift, severity, the metrics, fit_seconds, peak_gb, chosen, device, torch, command,
-    commit
+    data, model, method, seed, shift, severity, the metrics, fit_seconds, peak_gb, rhat_predictions (the largest, of
+    chains), chosen, device, torch, command, commit
 """
 
 import argparse
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -29,7 +28,7 @@ METRICS = ("accuracy", "nll", "joint_nll", "ece", "marginal_calibration_error", 
 METRICS += ("auroc_entropy", "auroc_epistemic", "rmse", "crps", "coverage_90")
 WHO = ("data", "model", "method", "seed")
 WHERE = ("shift", "severity")
-ABOUT = ("fit_seconds", "peak_gb", "chosen", "device", "torch", "command", "commit")
+ABOUT = ("fit_seconds", "peak_gb", "rhat_predictions", "chosen", "device", "torch", "command", "commit")
 COLUMNS = (*WHO, *WHERE, *METRICS, *ABOUT)
 TABLES_SECONDS = 20  # kept back for the tables and the csv
 Line = dict[str, Any]
@@ -50,12 +49,13 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def lines_of(out: Path, names: set[str], about: Line) -> list[Line]:
+def lines_of(experiment: bench.Experiment, out: Path, names: set[str], about: Line) -> list[Line]:
     """A row for each finished cell of the folder and each of its conditions."""
-    index = json.loads((out / "bench.json").read_text())
-    chosen = {
-        (cell["data"], cell["model"], cell["method"], str(cell["seed"])): cell["chosen"] for cell in index["cells"]
-    }
+    cells: dict[tuple[str, ...], Line] = {}
+    for result in bench.read_results(experiment, out):
+        who = (result.cell.data.label, result.cell.model, result.cell.label, str(result.cell.seed))
+        rhat = result.saved.info["diagnostics"].get("rhat_predictions")
+        cells[who] = {"chosen": result.saved.chosen, "rhat_predictions": "" if rhat is None else f"{rhat:.4g}"}
     lines: dict[tuple[str, ...], Line] = {}
     costs: dict[tuple[str, ...], dict[str, str]] = {}
     for row in read(out / "results.csv"):
@@ -64,7 +64,7 @@ def lines_of(out: Path, names: set[str], about: Line) -> list[Line]:
             costs.setdefault(who, {})[row["metric"]] = row["value"]
             continue
         key = (*who, row["shift"], row["severity"])
-        line = lines.setdefault(key, dict(zip((*WHO, *WHERE), key, strict=True)) | about | {"chosen": chosen[who]})
+        line = lines.setdefault(key, dict(zip((*WHO, *WHERE), key, strict=True)) | about | cells[who])
         if row["metric"] in METRICS and row["value"]:
             line[row["metric"]] = f"{float(row['value']):.5g}"
     for key, line in lines.items():
@@ -124,7 +124,7 @@ def main(words: list[str] | None = None) -> int:
     about = {"device": name, "torch": torch.__version__.partition("+")[0], "command": command, "commit": commit()}
     done = {(r.cell.data.label, r.cell.model, r.cell.label, r.cell.seed) for r in bench.read_results(experiment, out)}
     left = [cell for cell in wanted if (cell.data.label, cell.model, cell.label, cell.seed) not in done]
-    rows = add(path, lines_of(out, {cell.label for cell in wanted}, about))
+    rows = add(path, lines_of(experiment, out, {cell.label for cell in wanted}, about))
     for cell, error in failed.items():
         print(f"{cell} failed: {error}", file=sys.stderr)
     print(f"{len(wanted) - len(left)} of {len(wanted)} cells done, {rows} new rows in {path}", flush=True)
