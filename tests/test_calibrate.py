@@ -153,3 +153,23 @@ def test_a_calibration_that_does_not_go_with_the_likelihood_is_refused(tmp_path)
         write_json(folder / "posterior.json", edited)
         with pytest.raises(CorruptFile, match=complaint):
             caveat.load(folder, build("Categorical"))
+
+
+def test_duplicate_rows_and_a_class_that_was_never_seen_are_kept_by_a_file(tmp_path):
+    x, y = problem("Categorical", n=400)
+    network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))  # of a fourth class no row is
+    task = caveat.Task(network, (x[:100], y[:100]), caveat.Categorical())
+    posterior = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=20)), progress=False)
+    copies = TensorDataset(x[100:101].expand(50, 4), y[100:101].expand(50))
+    unseen = TensorDataset(x[100:300], torch.full((200,), 3))
+    for number, (rows, test, label) in enumerate(((copies, x[100:101].expand(40, 4), y[100]), (unseen, x[300:], 3))):
+        for score in ("aps", "raps", "probability"):
+            calibrated = posterior.calibrate(rows, score=score)
+            sets = calibrated.predict(test).label_set(0.9)
+            assert sets[:, int(label)].double().mean() > 0.8, "as often as said, with 50 and 200 calibration rows"
+            again = caveat.load(calibrated.save(tmp_path / f"{number}-{score}"), network)
+            assert torch.equal(again.predict(test).label_set(0.9), sets)
+    with pytest.raises(ValueError, match="3 calibration rows are too few: a level of 0.9 takes at least 9"):
+        posterior.calibrate(TensorDataset(x[:3], y[:3]))
+    with pytest.raises(ValueError, match="a label is 4, but there are 4 classes"):
+        posterior.calibrate(TensorDataset(x[:20], torch.full((20,), 4)))
