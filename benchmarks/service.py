@@ -7,6 +7,7 @@ the other. The posterior is a folder that `caveat fit` wrote.
 """
 
 import argparse
+import csv
 import json
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from statistics import quantiles
 
 
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("posterior")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--out", type=Path, help="a csv file, to which a line is added")
     options = parser.parse_args()
     port = free_port()
     server = subprocess.Popen(
@@ -83,9 +86,27 @@ def main() -> None:
         server.terminate()
         server.wait()
     p50, p99 = (1e3 * quantiles(seconds, n=100)[k] for k in (49, 98))
-    print(f"{card['method'].partition('(')[0]}: one client's request takes {1e3 * sorted(alone)[25]:.1f} ms (median)")
-    print(f"{len(seconds)} requests from {options.clients} clients: no error, {len(seconds) / whole:.0f} a second")
-    print(f"p50 {p50:.1f} ms, p99 {p99:.1f} ms; {(health['requests'] - 50) / (health['batches'] - 50):.1f} rows a pass")
+    rows_a_pass = (health["requests"] - 50) / (health["batches"] - 50)
+    line = {
+        "method": card["method"].partition("(")[0],
+        "draws": card["draws"],
+        "requests": len(seconds),
+        "clients": options.clients,
+        "alone_p50_ms": f"{1e3 * sorted(alone)[25]:.1f}",
+        "requests_a_second": f"{len(seconds) / whole:.0f}",
+        "p50_ms": f"{p50:.1f}",
+        "p99_ms": f"{p99:.1f}",
+        "rows_a_pass": f"{rows_a_pass:.1f}",
+        "errors": 0,  # one would have raised
+    }
+    print(", ".join(f"{key} {value}" for key, value in line.items()))
+    if options.out is not None:
+        new = not options.out.exists()
+        with options.out.open("a", newline="") as file:
+            writer = csv.DictWriter(file, line, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(line)
 
 
 if __name__ == "__main__":
