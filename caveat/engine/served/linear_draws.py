@@ -171,10 +171,9 @@ def _step(node: fx.Node, values: dict[fx.Node, Any], tangents: dict[fx.Node, Any
     if any(source in tangents for source in node.kwargs.values()):
         raise _unknown(node)
     try:
-        rule = rule_for(node.target)
+        tangents[node] = rule_for(node.target)(node.target, args, kwargs, given, result)
     except KeyError:
         raise _unknown(node) from None
-    tangents[node] = rule(node.target, args, kwargs, given, result)
 
 
 def _unknown(node: fx.Node) -> NotServed:

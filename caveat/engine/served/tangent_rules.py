@@ -39,7 +39,10 @@ STRUCTURAL = {
     aten.split_with_sizes.default, aten.neg.default, aten.mul.Scalar, aten.div.Scalar, aten.index_select.default,
     aten.index.Tensor, aten.flip.default, aten.repeat.default, aten.cumsum.default,
 }  # fmt: skip
-ROW_BY_ROW = {aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.upsample_nearest2d.vec}
+ROW_BY_ROW = {
+    aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.upsample_nearest2d.vec,
+    aten.upsample_bilinear2d.vec,
+}  # fmt: skip
 WITHOUT_SLOPE = {
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default,
     aten.new_ones.default, aten.new_full.default, aten.sign.default, aten.floor.default, aten.ceil.default,
@@ -92,6 +95,8 @@ SLOPES: dict[Any, Callable[..., Tensor]] = {  # of the operation's input x and r
     aten.leaky_relu.default: lambda x, y, slope=0.01: torch.where(x > 0, torch.ones_like(x), slope),
     aten.hardtanh.default: lambda x, y, low=-1.0, high=1.0: _between(x, y, low, high),
     aten.clamp.default: _between,
+    aten.clamp_min.default: _between,
+    aten.clamp_max.default: lambda x, y, high: _between(x, y, None, high),
     aten.sigmoid.default: lambda x, y: y * (1 - y),
     aten.tanh.default: lambda x, y: 1 - y.square(),
     aten.exp.default: lambda x, y: y,
@@ -249,6 +254,16 @@ def _largest(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequen
     return (given[0] * share).sum([axis + 1 for axis in axes]).reshape(len(given[0]), *result.shape)
 
 
+def _length(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[Any], result: Tensor) -> Tensor:
+    """The Euclidean length along axes: d|x| = x dx / |x|, and none at x = 0."""
+    x, order = args[0], args[1] if len(args) > 1 else 2
+    if order != 2:
+        raise KeyError(order)  # as for an operation without a rule
+    axes = [axis % x.ndim for axis in (args[2] if len(args) > 2 and args[2] is not None else range(x.ndim))]
+    unit = x / x.square().sum(axes, keepdim=True).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    return (given[0] * unit).sum([axis + 1 for axis in axes]).reshape(len(given[0]), *result.shape)
+
+
 def _batch_norm(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[Any], result: Any) -> Any:
     """With fixed statistics: y = (x - mean) / sqrt(variance + eps) * weight + bias."""
     x, weight, _, mean, variance, _, eps = args
@@ -354,6 +369,7 @@ RULES: dict[Any, Rule] = {
     aten.convolution.default: _convolution,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.amax.default: _largest,
+    aten.linalg_vector_norm.default: _length,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,

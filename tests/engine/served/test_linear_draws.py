@@ -46,7 +46,13 @@ class Slopes(nn.Module):
 
 def convolutions() -> nn.Module:
     first = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)]
-    second = [nn.Conv2d(4, 8, 3, stride=2, groups=2), nn.GroupNorm(2, 8), nn.GELU(), nn.AvgPool2d(1)]
+    second = [
+        nn.Conv2d(4, 8, 3, stride=2, groups=2),
+        nn.GroupNorm(2, 8),
+        nn.GELU(),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.AvgPool2d(2),
+    ]
     third = [nn.ConvTranspose2d(8, 4, 2), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*first, *second, *third, nn.Linear(4, 3))
 
@@ -60,11 +66,24 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(x)[0][:, -1])
 
 
+class Normalised(nn.Module):
+    """Weight norm, and rows of unit length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.utils.parametrizations.weight_norm(nn.Linear(3, 6)), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.normalize(self.first(x), dim=1)
+        return self.out(h.clamp_max(0.6)) * h.norm() + torch.linalg.vector_norm(h[:, :2], dim=1, keepdim=True)
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (5,)),
     "slopes": (Slopes, (3,)),
     "convolutions": (convolutions, (2, 8, 8)),
     "recurrent": (Recurrent, (4, 2)),
+    "normalised": (Normalised, (3,)),
 }
 
 
@@ -85,6 +104,7 @@ def shifts(network: Network, x: Tensor, directions: Tensor, index: Tensor | None
     return torch.einsum("bdn,kn->kbd", whole if index is None else whole[..., index], directions)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # the reference's
 @pytest.mark.parametrize("chosen", [False, True], ids=["all weights", "some"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_draws_are_the_networks_output_plus_the_jacobians_product(name: str, chosen: bool) -> None:
