@@ -169,7 +169,7 @@ def test_duplicate_rows_and_a_class_that_was_never_seen_are_kept_by_a_file(tmp_p
             assert sets[:, int(label)].double().mean() > 0.8, "as often as said, with 50 and 200 calibration rows"
             again = caveat.load(calibrated.save(tmp_path / f"{number}-{score}"), network)
             assert torch.equal(again.predict(test).label_set(0.9), sets)
-    with pytest.raises(ValueError, match="3 calibration rows are too few: a level of 0.9 takes at least 9"):
+    with pytest.raises(ValueError, match=r"3 calibration rows are too few: a level of 0\.9 takes at least 9"):
         posterior.calibrate(TensorDataset(x[:3], y[:3]))
     with pytest.raises(ValueError, match="a label is 4, but there are 4 classes"):
         posterior.calibrate(TensorDataset(x[:20], torch.full((20,), 4)))
