@@ -108,6 +108,23 @@ class Task:
             return scaled
         return scaled + share * network.prior.log_prob({name: params[name] for name in network.names})
 
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        params: Params,
+        hyper: Hyper,
+        *,
+        batch_rows: int | None = None,
+        share: float = 1.0,
+    ) -> Tensor:
+        """What `log_joint` is over -N, by as few operations as there can be: a small network's step notices each."""
+        loss = self.network.likelihood.log_prob(outputs, targets, hyper).sum() * (-1 / (batch_rows or len(targets)))
+        if not share:
+            return loss
+        prior = self.network.prior.log_prob({name: params[name] for name in self.network.names})
+        return loss - share / self.n * prior
+
     def log_likelihood(self, network: Network, params: Params, hyper: Hyper, rows: Rows | None = None) -> Tensor:
         """Mean log likelihood of a row over all training rows (or those given), without gradients; float64."""
         rows = self.train if rows is None else rows

@@ -234,3 +234,15 @@ def test_a_broken_target_has_the_number_of_its_row_in_the_data(validation: float
     given = rows if in_memory else [rows[i] for i in range(60)]
     with pytest.raises(ValueError, match="data do not fit: Gaussian needs finite targets, but row 43 holds nan"):
         Task(nn.Linear(2, 1), given, Gaussian(), validation=validation)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_loss_is_the_joint_density_over_minus_the_rows(share: float) -> None:
+    module = nn.Linear(3, 4).double()
+    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 4
+    problem = Task(module, (x, y), Categorical(), GaussianPrior(2.0))
+    outputs, params = module(x[:7]), problem.network.params()
+    for rows in (None, 14):
+        joint = problem.log_joint(outputs, y[:7], params, {}, batch_rows=rows, share=share)
+        loss = problem.loss(outputs, y[:7], params, {}, batch_rows=rows, share=share)
+        torch.testing.assert_close(loss, joint / -30, rtol=1e-12, atol=0)

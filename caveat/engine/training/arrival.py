@@ -53,9 +53,8 @@ def gain_left(task: Task, network: Network, params: Params) -> float:
             best, distance = gained, length * size
         elif gained < -WORTH_A_WORD:  # a concave log joint falls further on
             break
-    bend = (
-        2 * (slope * distance - best) / distance**2 if distance else 0.0
-    )  # of the parabola with this slope that passes through the best
+    # Of the parabola with this slope that passes through the best.
+    bend = 2 * (slope * distance - best) / distance**2 if distance else 0.0
     return max(0.0, best, gain(slope / bend) if 0 < bend < math.inf else 0.0)
 
 

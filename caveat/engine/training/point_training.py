@@ -124,7 +124,7 @@ class PointTraining:
         def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
             outputs = training_pass(trainee, x, part, rng)
             outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
-            joint = task.log_joint(
+            value = task.loss(
                 outputs,
                 y,
                 variables.weights,
@@ -132,7 +132,7 @@ class PointTraining:
                 batch_rows=part.batch_rows,
                 share=part.prior_share if decay is None else 0.0,
             )
-            return joint / -task.n, outputs
+            return value, outputs
 
         def losses() -> Tensor:
             assert task.validation is not None
