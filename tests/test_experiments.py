@@ -149,6 +149,60 @@ def test_tables_are_made_from_earlier_and_from_new_results(
     assert ("criterion", "ssvi", "snr") in {what for what, _, _ in found.rows}
 
 
+def test_a_file_in_pieces_goes_on_and_writes_each_row_once(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = script("pieces.py")
+    file = tmp_path / "small.toml"
+    file.write_text(
+        "data = ['digits']\nmodels = ['mlp']\ntest_rows = 50\n[shifts]\nrotation = [30]\n[map]\nepochs = 3\n"
+        "[methods.sgmcmc]\nchains = 2\nlength = 4\nburn_in = 2\nlearning_rate = 0.01\n"
+    )
+    words = [str(file), "--out", str(tmp_path / "out"), "--csv", str(tmp_path / "small.csv")]
+    assert pieces.main([*words, "--cells", "*/*/map/0"]) == 0
+    assert {row["method"] for row in pieces.read(tmp_path / "small.csv")} == {"map"}
+    whole = pieces.bench.run_bench
+
+    def stopped(*args: object, **kwargs: object) -> None:
+        whole(*args, **(kwargs | {"only": ["*/*/map_tempered/0"]}))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pieces.bench, "run_bench", stopped)
+    assert pieces.main(words) == 2, "there is more to do"
+    monkeypatch.setattr(pieces.bench, "run_bench", whole)
+    assert pieces.main(words) == 0
+    assert pieces.main(words) == 0
+    rows = pieces.read(tmp_path / "small.csv")
+    assert [(row["method"], row["shift"]) for row in rows] == [
+        (method, shift) for method in ("map", "map_tempered", "sgmcmc") for shift in ("clean", "rotation")
+    ]
+    assert all(float(row["nll"]) > 0 and float(row["fit_seconds"]) > 0 for row in rows)
+    assert all(row["command"].startswith("pieces.py small.toml") and row["seed"] == "0" for row in rows)
+    assert [bool(row["rhat_predictions"]) for row in rows] == [False] * 4 + [True] * 2
+
+
+def test_images_are_written_as_files_that_need_nothing(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = script("decode_images.py")
+    for name, label_bytes in (("cifar10", 1), ("cifar100", 2)):
+        rng = torch.Generator().manual_seed(label_bytes)
+        for part in decode.PARTS:
+            for file in decode.files_of(name, part):
+                rows = torch.randint(0, 256, (4, label_bytes + 3072), generator=rng, dtype=torch.uint8)
+                rows[:, label_bytes - 1] %= 10
+                path = tmp_path / "given" / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(rows.numpy().tobytes())
+    words = ["decode_images.py", "cifar10", "cifar100", "--data-dir", str(tmp_path / "given"), "--out"]
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "plain")])
+    decode.main()
+    for name in ("cifar10", "cifar100"):
+        before, after = (caveat.data.load(name, tmp_path / folder) for folder in ("given", "plain"))
+        assert all(torch.equal(*pair) for pair in zip(before.train.tensors, after.train.tensors, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(before.test.tensors, after.test.tensors, strict=True))
+
+
 def test_tables_of_a_posterior_compared_with_hmc(
     script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

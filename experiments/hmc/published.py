@@ -55,7 +55,7 @@ def compare(given: argparse.Namespace) -> None:
 
     rows = first_test_images(given.data_dir, 0)
     posterior = caveat.load(given.posterior, caveat.models.resnet20_frn(), device=given.device)
-    whole = posterior.default_draws
+    whole = posterior.method.default_draws
     with given.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not file.tell():

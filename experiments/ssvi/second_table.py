@@ -218,7 +218,7 @@ def run_cell(cell: Cell, data_dir: Path | None, device: str, quick: bool, folder
     train, test = rows_of(name, seed, data_dir, quick)
     scale = TINY if quick else SCALES[name]
     posterior = fit_cell(cell, scale, train, device, folder)
-    draws = None if posterior.default_draws == 1 else scale.draws
+    draws = None if posterior.method.default_draws == 1 else scale.draws
     scores = caveat.evaluate(posterior, {"test": test}, draws=draws, seed=seed, progress=False)["test"]
     info = posterior.info
     row: dict[str, Any] = {"problem": name, "method": method, "seed": seed, "device": device}
