@@ -23,7 +23,7 @@ from caveat.knobs import knob_classes
 from caveat.methods import built_in, discover
 from caveat.network import Network, Params, fingerprint_of
 from caveat.predictive import Calibration, Conformity
-from caveat.storage import FORMAT, CorruptFile, State, decode, encode, read_state, write_json, write_state
+from caveat.storage import FORMAT, CorruptFile, State, decode, encode, read_state, tensor_names, write_json, write_state
 from caveat.typed_json import read_as
 
 __all__ = ["Parts", "read_parts", "write_parts"]
@@ -173,6 +173,9 @@ def _described(content: _PosteriorFile, tensors: Params, classes: list[type]) ->
         key: decode(getattr(content, key), tensors, [*_likelihoods_and_priors(), *named], complete=complete)
         for key, named in known.items()
     }
+    named = {name for key in known for name in tensor_names(getattr(content, key))}
+    for name in tensors.keys() - named:
+        raise CorruptFile(f"described/{name} in state.safetensors belongs to nothing that posterior.json describes")
     if Method not in type(described["method"]).__mro__:
         raise CorruptFile(f"{type(described['method']).__name__} is not a method")
     calibration = described["calibration"]

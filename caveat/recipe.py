@@ -15,6 +15,7 @@ from caveat.data import DataSet, load, prepare
 from caveat.data.dataset import listed, unprepare
 from caveat.data.own import read_own, read_own_inputs
 from caveat.data.own_tables import Known, is_table, known_of
+from caveat.data.sets import names as data_names
 from caveat.data.sets import own_path
 from caveat.data.tables import Encoding, whole_number
 from caveat.files import named_function, names_function, was_run_before
@@ -133,14 +134,29 @@ def _stored_recipe(folder: Path) -> Recipe:
     recipe = as_kind(content, Recipe, where)
     if recipe.likelihood not in _LIKELIHOODS or not (names_function(recipe.model) or recipe.model in models.MODELS):
         raise CorruptFile(f"{where} names the likelihood {recipe.likelihood!r} and the model {recipe.model!r}")
-    if not 0 < math.prod((recipe.n_outputs, *recipe.input_shape)) < 2**31 or min(recipe.input_shape, default=1) < 1:
+    if not 0 < math.prod((recipe.n_outputs, *recipe.input_shape)) < 2**31 or min(recipe.input_shape, default=0) < 1:
         raise CorruptFile(f"{where} is of inputs {list(recipe.input_shape)} and {recipe.n_outputs} outputs")
     read = {key: value for key, value in recipe.preprocessing.items() if key in _PREPARED}
     try:
         as_kind(read, _Preprocessing, f"{where}, preprocessing")
     except ValueError as error:
         raise CorruptFile(f"{where}, preprocessing: {error}") from error
+    _check_units(recipe, f"{where}, preprocessing")
     return recipe
+
+
+def _check_units(recipe: Recipe, where: str) -> None:
+    """Refuse a recipe that lacks what its inputs were scaled by: without it they would silently be other numbers."""
+    read, images = recipe.preprocessing, len(recipe.input_shape) == 3
+    own = recipe.data not in data_names() and not names_function(recipe.data)
+    needed = {"pixel_range": 2} if images else {}
+    if images or own or "mean" in read or "std" in read:
+        needed |= {"mean": recipe.input_shape[0], "std": recipe.input_shape[0]}
+    for key, length in needed.items():
+        if key not in read:
+            raise CorruptFile(f"{where}: {key} is missing, by which inputs are scaled")
+        if np.size(read[key]) != length:
+            raise CorruptFile(f"{where}: {key} has {np.size(read[key])} entries, and inputs have {length}")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ __all__ = [
     "read_state",
     "settings_digest",
     "stored_bytes",
+    "tensor_names",
     "write_arrays",
     "write_json",
     "write_state",
@@ -246,6 +247,15 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     raise TypeError(
         f"{where} holds a {type(value).__name__}, which cannot be saved: use numbers, strings, tensors or tuples"
     )
+
+
+def tensor_names(value: Any) -> Iterator[str]:
+    """The names of the tensors that what `encode` returned refers to."""
+    if isinstance(value, Mapping) and "tensor" in value:
+        yield value["tensor"]
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensor_names(item)
 
 
 def settings_digest(value: Any) -> str:

@@ -1,7 +1,9 @@
 """Posterior folders that were changed, and whose checksums were mended: what an attentive vandal would leave."""
 
+import contextlib
 import copy
 import hashlib
+import io
 import json
 import random
 import shutil
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
+from caveat.cli import main as command_line
 from caveat.storage import write_json, write_state
 from tests.test_contract import METHODS, short
 
@@ -52,10 +55,25 @@ def save_one(name: str, likelihood: str, folder: Path) -> Path:
     return posterior.save(folder / f"{name}-{likelihood}")
 
 
+def save_calibrated(likelihood: str, folder: Path) -> Path:
+    """A calibrated posterior over a frozen base that is not in its folder, whose state is that of several members."""
+    x = inputs()
+    y = x[:, :2] * 2 + 1 if likelihood == "Gaussian" else (x[:, 0] > 0).long()
+    network_task = caveat.Task(on_frozen_layers(), (x, y), getattr(caveat, likelihood)(), validation=0.2)
+    members = caveat.Ensemble(of=short(METHODS["laplace"]), members=2, training=caveat.Training(epochs=5))
+    posterior = caveat.fit(network_task, members, progress=False).calibrate((x, y))
+    return posterior.save(folder / f"calibrated-{likelihood}", base="without")
+
+
 def answer(folder: Path) -> Tensor:
-    """What a saved posterior predicts for a few rows."""
+    """What a saved posterior predicts for a few rows: every draw, and where it is calibrated its intervals or sets."""
     with torch.no_grad():
-        return caveat.load(folder, module()).predict(inputs()[:5], seed=3).samples.double()
+        posterior = caveat.load(folder, module())
+        prediction = posterior.predict(inputs()[:5], seed=3)
+    parts = [prediction.samples]
+    if posterior.calibration is not None:
+        parts += prediction.interval(0.8) if prediction.kind == "regression" else [prediction.label_set(0.8)]
+    return torch.cat([part.double().flatten() for part in parts])
 
 
 def read_groups(folder: Path) -> Groups:
@@ -177,6 +195,51 @@ def change_json(folder: Path, chance: random.Random, name: str = "posterior.json
     checksum = hashlib.sha256(text.encode()).hexdigest()
     (folder / name).write_text(json.dumps(content | {"checksum": checksum}))
     return f"{kind} {'.'.join(map(str, where))}"
+
+
+def table_command(folder: Path) -> tuple[list[str], Path]:
+    """A command that predicts rows of a table by the posterior in a folder, and the file that it writes."""
+    return ["predict", "--posterior", str(folder), "--data", str(folder.parent / "new.csv"), "--quiet", "--out"], (
+        folder.parent / "predicted.csv"
+    )
+
+
+def save_table(folder: Path) -> Path:
+    """A posterior of a table with text, blanks, dates and money, calibrated, as the command line writes it."""
+    day = [f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(200)]
+    town = ["Ulm", "Bonn", "Köln", ""]
+    rows = [f"{i % 9 or ''},{town[i % 4]},{day[i]},${i % 11}.50" for i in range(200)]
+    (folder / "people.csv").write_text("\n".join(["age,town,since,paid", *rows]) + "\n")
+    (folder / "new.csv").write_text("\n".join(["age,town,since", *(row.rpartition(",")[0] for row in rows[:9])]) + "\n")
+    fitted, calibrated = str(folder / "fitted"), folder / "table"
+    data = ["--data", str(folder / "people.csv")]
+    assert command_line(["fit", "map", *data, "--out", fitted, "--training.epochs", "20", "--quiet"]) == 0
+    assert command_line(["calibrate", "--posterior", fitted, "--out", str(calibrated), "--quiet"]) == 0
+    return calibrated
+
+
+def try_table(saved: Path, place: Path, seed: int) -> Outcome:
+    """Change a copy of a table's posterior by a seed, and predict from it by the command line."""
+    chance = random.Random(seed)
+    folder = place / "changed"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(saved, folder)
+    what = f"{saved.name} {seed}: "
+    what += change_state(folder, chance) if chance.random() < 0.2 else change_json(folder, chance)
+    (command, expected), out = table_command(saved), place / "changed.csv"
+    command[2] = str(folder)
+    out.unlink(missing_ok=True)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            code = command_line([*command, str(out)])
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}", what
+    if code == 1 and said.getvalue().startswith("error: "):
+        return "refused", what
+    if code == 0 and out.read_text() == expected.read_text():
+        return "same", what
+    return f"exit {code}: {said.getvalue()[:200]}", what
 
 
 def try_one(saved: Path, expected: Tensor, place: Path, seed: int) -> Outcome:

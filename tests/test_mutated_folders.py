@@ -6,6 +6,7 @@ json is of another type, missing, added, huge or deeply nested.
 """
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +14,20 @@ import pytest
 import torch
 
 import caveat
+from caveat.cli import main
 from caveat.storage import read_json, write_json
-from tests.mutated_folders import answer, module, read_groups, save_one, try_one, write_groups
+from tests.mutated_folders import (
+    answer,
+    module,
+    read_groups,
+    save_calibrated,
+    save_one,
+    save_table,
+    table_command,
+    try_one,
+    try_table,
+    write_groups,
+)
 from tests.test_contract import METHODS
 
 FEW = 8  # changes of each method's folder; the slow version makes a thousand and more of all together
@@ -31,10 +44,72 @@ def outcomes(saved: list[Path], place: Path, seeds: range) -> Counter[str]:
     return counts
 
 
+def outcomes_of_table(place: Path, seeds: range) -> Counter[str]:
+    """The same of a table's posterior, which `caveat predict` reads."""
+    saved, counts = save_table(place), Counter[str]()
+    command, out = table_command(saved)
+    assert main([*command, str(out)]) == 0
+    for seed in seeds:
+        outcome, change = try_table(saved, place, seed)
+        assert outcome in ("refused", "same"), f"{change}: {outcome}"
+        counts[outcome] += 1
+    return counts
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_changed_folders_are_refused_or_predict_the_same(name: str, tmp_path: Path) -> None:
     counts = outcomes([save_one(name, "Gaussian", tmp_path)], tmp_path, range(100, 100 + FEW))
     assert counts["refused"] >= FEW // 4  # the others changed what is told of the fit, of which some methods tell much
+
+
+@pytest.mark.parametrize("likelihood", ["Gaussian", "Categorical"])
+def test_a_changed_calibration_or_frozen_base_is_refused_or_predicts_the_same(likelihood: str, tmp_path: Path) -> None:
+    saved = save_calibrated(likelihood, tmp_path)
+    assert outcomes([saved], tmp_path, range(60, 100))["refused"] > 20
+    for change, told in (
+        ({"calibration": None}, "described/calibration.scores in state.safetensors belongs to nothing"),
+        ({"base": None}, "is missing"),
+    ):
+        folder = tmp_path / told[-5:]
+        shutil.copytree(saved, folder)
+        write_json(folder / "posterior.json", read_json(folder / "posterior.json") | change)
+        with pytest.raises(caveat.CorruptFile, match=told):
+            caveat.load(folder, module())
+    groups = read_groups(saved)
+    groups["described"]["calibration.scores"] = groups["described"]["calibration.scores"][:-1]
+    write_groups(saved, groups)
+    with pytest.raises(caveat.CorruptFile, match=r"scores of shape \[39, \d\] are not those of 40 calibration rows"):
+        caveat.load(saved, module())
+
+
+def test_a_changed_recipe_of_a_table_is_refused_or_predicts_the_same(tmp_path: Path) -> None:
+    assert outcomes_of_table(tmp_path, range(5, 30))["refused"] > 8
+
+
+@pytest.mark.parametrize("key", ["mean", "std"])
+def test_a_recipe_without_what_inputs_are_scaled_by_is_refused(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = save_table(tmp_path)
+    content = read_json(saved / "posterior.json")
+    preprocessing = content["note"]["recipe"]["preprocessing"]
+    for value, told in (
+        (preprocessing.pop(key)[:-1], f"{key} is missing, by which inputs are scaled"),
+        (None, f"{key} has "),
+    ):
+        write_json(saved / "posterior.json", content)
+        command, out = table_command(saved)
+        assert main([*command, str(out)]) == 1
+        assert told in capsys.readouterr().err
+        preprocessing[key] = value
+
+
+@pytest.mark.slow
+def test_five_hundred_changed_tables_and_calibrations(tmp_path: Path) -> None:
+    saved = [save_calibrated(kind, tmp_path) for kind in ("Gaussian", "Categorical")]
+    counts = outcomes(saved, tmp_path, range(300)) + outcomes_of_table(tmp_path, range(200))
+    assert counts["refused"] > 250
+    print(dict(counts))
 
 
 @pytest.mark.slow

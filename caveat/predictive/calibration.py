@@ -80,7 +80,8 @@ class Calibration:
     def __post_init__(self) -> None:
         check_knobs(self)
         scores = self.scores
-        if scores.ndim != 2 or scores.numel() == 0 or len(scores) > self.rows or scores.dtype != torch.float64:
+        whole = scores.ndim == 2 and scores.numel() > 0 and len(scores) == min(self.rows, KEPT)
+        if not whole or scores.dtype != torch.float64:
             raise ValueError(f"scores of shape {list(scores.shape)} are not those of {self.rows} calibration rows")
         if bool((scores.diff(dim=0) < 0).any()):
             raise ValueError("scores of a calibration must ascend")
