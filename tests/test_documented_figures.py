@@ -296,42 +296,6 @@ def test_what_izmailov_et_al_found() -> None:
             assert line(column + after, *(value[table, row, column] for row in PUBLISHED)) in page
 
 
-def test_adapters_of_a_language_model() -> None:
-    nll, joint = (
-        {
-            (row["method"], row["on"]): float(row[column])
-            for row in read("experiments/adapters/language.csv")
-            if row["on"] in ("test", "other modules")
-        }
-        for column in ("nll", "joint_nll")
-    )
-    mixture = next(name for name, _ in nll if name.startswith("ensemble of") and "laplace" in name)
-    ensemble = next(name for name, _ in nll if name.startswith("ensemble of") and name != mixture)
-    tempered = next(name for name, _ in nll if name.startswith("map,"))
-    around = [name for name, on in nll if "laplace" in name or "subnetwork" in name if on == "test" and name != mixture]
-    page = words("adapters.md")
-    single = (
-        f"{nll[ensemble, 'test']:.2f}, the point {nll['map', 'test']:.2f}, a tempered point {nll[tempered, 'test']:.2f}"
-    )
-    assert f"an ensemble of adapters is ahead on single rows (NLL {single})" in page
-    strange = {name: f"{nll[name, 'other modules']:.2f}" for name in (mixture, ensemble, "map")}
-    assert f"({strange[mixture]}, the ensemble {strange[ensemble]}, the point {strange['map']})" in page
-    ends = [f"{end:.2f}" for end in (min(nll[n, "test"] for n in around), max(nll[n, "test"] for n in around))]
-    assert f"is behind that point on single rows** ({ends[0]} to {ends[1]})" in page
-    joints = [joint[name, "test"] for name in around]
-    text = f"({min(joints):.2f} to {max(joints):.2f} a label, the ensemble of Laplace {joint[mixture, 'test']:.2f}, "
-    assert f"{text}the point {joint['map', 'test']:.2f})" in page
-
-
-def test_networks_of_other_packages() -> None:
-    rows = read("benchmarks/third_party.csv")
-    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("ok", "refused", "fault")}
-    networks, page = len({row["network"] for row in rows}), words("adapters.md")
-    assert f"({networks} of them, {len(rows)} cells, `benchmarks/third_party.csv`) {count['ok']} cells load" in page
-    assert f"{count['refused']} are refused with a reason" in page
-    assert f"and {count['fault']} are faults" in page
-
-
 def left(row: Row) -> list[int]:
     """What is left of each layer, or of each kind of unit, in a run of LeNet-5-Caffe."""
     return [int(part.split(": ")[1].split(" of ")[0]) for part in row["left"].split(", ")]
