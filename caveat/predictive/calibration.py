@@ -29,7 +29,17 @@ from torch import Tensor
 
 from caveat.knobs import Count, NonNegative, NonNegativeInt, check_knobs
 
-__all__ = ["KEPT", "Calibration", "ConformalScore", "Conformity", "Kind", "LabelScore", "NumberScore", "label_scores"]
+__all__ = [
+    "KEPT",
+    "Calibration",
+    "ConformalScore",
+    "Conformity",
+    "Kind",
+    "LabelScore",
+    "NumberScore",
+    "label_scores",
+    "scrambled",
+]
 
 Kind = Literal["classification", "regression"]
 NumberScore = Literal["deviation", "quantile"]
@@ -37,6 +47,7 @@ LabelScore = Literal["aps", "raps", "probability"]
 ConformalScore = Literal["deviation", "quantile", "aps", "raps", "probability"]
 _KNOWN = {"classification": get_args(LabelScore), "regression": get_args(NumberScore)}
 KEPT = 10_000  # scores at most: of more rows, evenly spaced ones, which moves a bound by a ten-thousandth at most
+_ODD = (0x5851F42D4C957F2D, 0x14057B7EF767814F)  # factors that scramble bits
 LOWEST_LEVEL = 0.9  # a calibration must reach this one, which prediction files have
 
 
@@ -132,6 +143,21 @@ def label_scores(log_probs: Tensor, conformity: Conformity, u: Tensor) -> Tensor
         rank = torch.arange(1, p.shape[-1] + 1, device=p.device)
         scores = scores + conformity.penalty * (rank - conformity.free).clamp_min(0)
     return torch.empty_like(scores).scatter_(-1, order, scores)
+
+
+def scrambled(log_probs: Tensor) -> Tensor:
+    """A number in [0, 1) for each row of log probabilities [..., C], as if drawn: any other digit makes another."""
+    bits = log_probs.double().contiguous().view(torch.int64)
+    places = torch.arange(1, bits.shape[-1] + 1, device=bits.device)
+    mixed = _mixed(_mixed(bits + places * _ODD[0]).sum(-1))
+    return (mixed & (2**53 - 1)).double() * 2.0**-53
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Whole numbers of 64 bits whose every bit depends on all of those given: shifts and odd factors, one to one."""
+    for shift, factor in ((32, _ODD[0]), (29, _ODD[1]), (32, 1)):
+        bits = (bits ^ (bits >> shift & 2 ** (64 - shift) - 1)) * factor
+    return bits
 
 
 def _rows_for(level: float) -> int:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from caveat.predictive.calibration import Calibration, Conformity, Kind, label_scores
+from caveat.predictive.calibration import Calibration, Conformity, Kind, label_scores, scrambled
 from caveat.predictive.named_columns import prediction_frame, prediction_html
 from caveat.predictive.next_labels import next_labels
 from caveat.predictive.protocol import log_mean_exp, prediction_line, row_numbers, shaped
@@ -103,7 +103,8 @@ class CategoricalPredictive:
         """Which labels are in the set that holds the right one with probability `level`, [B, ..., C] of yes and no.
 
         After `posterior.calibrate` that is so of rows like those of calibration. A randomised set may then be empty:
-        where more than `level` of the first guesses are right, a set that is never empty is right too often. Without a
+        where more than `level` of the first guesses are right, a set that is never empty is right too often. Its chance
+        is of the seed, the row's place and its prediction, so that rows may be asked for one by one. Without a
         calibration these are the fewest labels that the posterior gives `level` of the probability to.
         """
         if self.calibration is None:
@@ -250,7 +251,8 @@ def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
 
 def _within(log_probs: Tensor, calibration: Calibration, bound: Tensor, seed: int) -> Tensor:
     """The labels whose score is at most a bound, and without chance the most probable one, so that no set is empty."""
-    u = _uniform(log_probs[..., 0], torch.Generator().manual_seed(seed))
+    drawn = _uniform(log_probs[..., 0], torch.Generator().manual_seed(seed))
+    u = (drawn + scrambled(log_probs)) % 1.0  # of a row's own: rows that are asked for one by one share the seed
     inside = label_scores(log_probs, calibration.conformity, u) <= bound
     if calibration.conformity.randomised or calibration.conformity.score == "probability":
         return inside

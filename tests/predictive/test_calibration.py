@@ -1,5 +1,6 @@
 """Split conformal prediction against what it promises: P(score of a new row <= bound) = k / (n + 1), exactly."""
 
+import dataclasses
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from caveat.predictive import (
     GaussianPredictive,
     PoissonPredictive,
 )
-from caveat.predictive.calibration import KEPT, label_scores
+from caveat.predictive.calibration import KEPT, label_scores, scrambled
 
 
 def rng(seed=0):
@@ -197,3 +198,32 @@ def test_wrong_choices_are_refused():
         Conformity.chosen("regression", None, True)
     with pytest.raises(ValueError, match="must ascend"):
         Calibration(Conformity("aps"), torch.tensor([[1.0], [0.0]], dtype=torch.float64), 2)
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_randomised_sets_hold_as_often_where_rows_are_asked_for_one_by_one(classes):
+    logits = 4 * torch.randn(4000, classes, generator=rng(3))
+    log_probs = logits.log_softmax(-1)
+    targets = torch.multinomial(log_probs.exp(), 1, generator=rng(4)).squeeze(1)
+    if classes == 2:
+        whole = BernoulliPredictive((logits[:, 1] - logits[:, 0])[None])
+        rows = [BernoulliPredictive(whole.logits[:, [row]]) for row in range(1000, 4000)]
+        calibration = calibrated(BernoulliPredictive(whole.logits[:, :1000]), targets[:1000])
+    else:
+        rows = [CategoricalPredictive(log_probs[None, [row]]) for row in range(1000, 4000)]
+        calibration = calibrated(CategoricalPredictive(log_probs[None, :1000]), targets[:1000])
+    sets = torch.cat([dataclasses.replace(row, calibration=calibration).label_set(0.8) for row in rows])
+    assert abs(float(sets.gather(1, targets[1000:, None]).double().mean()) - 0.8) < 0.04
+    again = torch.cat([dataclasses.replace(row, calibration=calibration).label_set(0.8) for row in rows])
+    assert torch.equal(sets, again)
+
+
+def test_numbers_made_of_predictions_are_as_if_drawn():
+    sure = torch.stack([-(torch.arange(20000) * 1e-8), -16 - torch.arange(20000) / 4000], -1)  # two classes, all alike
+    for log_probs in (torch.randn(20000, 3, generator=rng()).log_softmax(-1), sure, sure.flip(-1)):
+        u = scrambled(log_probs)
+        expected = torch.full((10,), 0.1, dtype=torch.float64)
+        torch.testing.assert_close(torch.histc(u, 10, 0, 1) / 20000, expected, rtol=0, atol=0.01)
+        assert abs(float(torch.corrcoef(torch.stack([u[1:], u[:-1]]))[0, 1])) < 0.03
+    assert scrambled(torch.tensor([[0.0, -math.inf]])).isfinite().all()
+    assert torch.equal(scrambled(sure)[:5], scrambled(sure[:5]))
