@@ -19,6 +19,7 @@ from torch.utils.data import sampler as samplers
 from torch.utils.data.distributed import DistributedSampler
 
 from caveat.batches import Inputs, as_inputs, concatenate, count_rows, first_not_finite, move, tensors
+from caveat.one_width import padded_to_one_width
 from caveat.randomness import seeded
 
 __all__ = ["Batch", "Data", "Rows", "evenly_spread"]
@@ -70,9 +71,16 @@ class Rows:
         self.indices = torch.arange(len(dataset)) if indices is None else indices
         if not len(self.indices):
             raise ValueError("the data is empty: there is not one row to read")
+        if self._reading["collate_fn"] is not default_collate:
+            collate, chosen = self._reading["collate_fn"], self.indices.tolist()
+            self._reading["collate_fn"] = padded_to_one_width(collate, dataset, chosen, self._targets_of)
         while type(self.dataset) is Subset:  # so that a part of a tensor data set is still read at once
             self.indices = torch.as_tensor(self.dataset.indices, dtype=torch.long)[self.indices]
             self.dataset = self.dataset.dataset
+
+    def _targets_of(self, batch: Any) -> Tensor:
+        """The targets of what a collator gives."""
+        return _split_batch(batch, self.needs_targets, self.names)[1]
 
     @property
     def in_memory(self) -> bool:
@@ -165,7 +173,7 @@ class Rows:
             raise ValueError(
                 f"rows of different batches have targets of different shapes, {shapes[0]} and {shapes[1]}, and sums "
                 "over the data need one: pad all rows to one length (padding='max_length' of a tokenizer or its "
-                "collator, and ignore_index as the label of padding)"
+                "collator), or let the collator give padding a label below zero, which is the likelihood's ignore_index"
             )
         return torch.cat(pieces)
 

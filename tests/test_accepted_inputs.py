@@ -245,6 +245,56 @@ def test_targets_padded_by_batch_are_refused_with_what_to_do() -> None:
         caveat.Task(nn.Embedding(5, 5), loader, caveat.Categorical(class_axis=-1))
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_labels_of_tokens_padded_by_batch_are_those_of_one_width(left: bool) -> None:
+    """As a collator for token classification gives them: padding has the label that counts for nothing."""
+    rng = torch.Generator().manual_seed(0)
+    texts = [torch.randint(1, 9, (2 + row % 5,), generator=rng) for row in range(24)]
+    rows = [{"tokens": text.tolist(), "mask": [1] * len(text), "labels": (text > 4).long().tolist()} for text in texts]
+
+    def padded(batch: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+        width = max(len(row["tokens"]) for row in batch)
+        made = {}
+        for name, empty in (("tokens", 0), ("mask", 0), ("labels", -100)):
+            padding = [[empty] * (width - len(row[name])) for row in batch]
+            pairs = zip(batch, padding, strict=True)
+            made[name] = torch.tensor([more + row[name] if left else row[name] + more for row, more in pairs])
+        for row in batch:
+            row.clear()  # some collators take entries out of what they are given
+        return made
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            return self.head(self.embed(tokens) * mask[..., None])
+
+    torch.manual_seed(0)
+    module = Tagger()
+
+    class Fresh(Dataset):  # rows that a collator may empty
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, row: int) -> dict[str, list[int]]:
+            return dict(rows[row])
+
+    by_batch = caveat.Task(module, DataLoader(Fresh(), 4, collate_fn=padded), caveat.Categorical(class_axis=-1))
+    at_once = padded([dict(row) for row in rows])
+    labels = at_once.pop("labels")
+    whole = [{name: part[i] for name, part in at_once.items()} | {"labels": labels[i]} for i in range(24)]
+    of_one_width = caveat.Task(module, DataLoader(whole, 4), caveat.Categorical(class_axis=-1))  # type: ignore[arg-type]
+    assert torch.equal(by_batch.train.targets(), of_one_width.train.targets())
+    point = caveat.MAP(training=caveat.Training(epochs=30, learning_rate=0.05))
+    found = [caveat.fit(task, caveat.Laplace(), start=point, progress=False) for task in (by_batch, of_one_width)]
+    x = {name: part[:3] for name, part in at_once.items()}
+    assert torch.equal(found[0].predict(x).probs, found[1].predict(x).probs)
+    scores = caveat.evaluate(found[0], {"again": DataLoader(Fresh(), 5, collate_fn=padded)})
+    assert scores["again"]["accuracy"].mean > 0.9
+
+
 def test_rows_of_different_lengths_are_refused_with_what_pads_them() -> None:
     ragged = [(torch.arange(2 + row % 3), row % 2) for row in range(8)]
     with pytest.raises(ValueError, match=r"rows 0 to 1 do not go into one batch .*collate_fn that pads them"):

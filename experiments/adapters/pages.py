@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "adapters.md")
 PART = re.compile(r"<!-- (?P<name>[a-z_]+) -->\n.*?<!-- end -->", re.DOTALL)
 ENOUGH = 3  # seeds for a verdict
-POINT = "map"
+POINT, TEMPERED = "map", "map, temperature"
 FEW = "too few seeds"
 
 
@@ -46,7 +46,8 @@ LANGUAGE = (
     Column("fit, s", "test", "fit_seconds", 0),
     Column("stored MB", "test", "stored_mb", 2),
 )
-NLL, JOINT, UNSEEN = LANGUAGE[1], LANGUAGE[3], LANGUAGE[5]
+NLL, JOINT, UNSEEN, COSTS = LANGUAGE[1], LANGUAGE[3], LANGUAGE[5], LANGUAGE[-2:]
+STRANGERS = ("svhn", "permuted")
 Scores = dict[str, dict[str, float]]  # method -> seed -> score
 
 
@@ -87,13 +88,14 @@ def table(lines: list[dict[str, str]], columns: tuple[Column, ...]) -> str:
     return "\n".join(rows)
 
 
-def verdicts(found: Scores) -> dict[str, list[str]]:
+def verdicts(found: Scores, point: str = POINT) -> dict[str, list[str]]:
     """Methods by whether their score is lower than the point's, higher, or cannot be told from it."""
     sides: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": [], FEW: []}
+    beside = found.get(point, {})
     for method, seeds in found.items():
-        if method == POINT:
+        if method == point:
             continue
-        differences = [value - found[POINT][seed] for seed, value in seeds.items() if seed in found[POINT]]
+        differences = [value - beside[seed] for seed, value in seeds.items() if seed in beside]
         if len(differences) < ENOUGH:
             side = FEW
         elif abs(mean := statistics.mean(differences)) <= 2 * _error(differences):
@@ -131,7 +133,7 @@ def language_in_short() -> str:
         for column in (NLL, JOINT)
     )
     runs = {len(seeds) for seeds in scores(lines, NLL).values()}
-    seeds = f"{max(runs)} seeds" if len(runs) == 1 else f"{min(runs)} to {max(runs)} seeds"
+    seeds = f"{max(runs)} seed{'s' * (max(runs) > 1)}" if len(runs) == 1 else f"{min(runs)} to {max(runs)} seeds"
     best, together = min(single, key=lambda name: single[name]), min(joint, key=lambda name: joint[name])
     return (
         f"Of {len(single)} methods ({seeds} each), {best} has the lowest NLL on single rows ({single[best]:.2f}; the "
@@ -148,13 +150,37 @@ def vit_state() -> str:
             "The experiment on a vision transformer needs a GPU and is **not yet run**: nothing is claimed of adapters "
             "under corruption of images."
         )
-    tables = []
+    parts = []
     for rows in sorted({line["rows"] for line in lines}, key=int):
         part = [line for line in lines if line["rows"] == rows]
-        hardest = [on for on in dict.fromkeys(line["on"] for line in part) if on.endswith(" 5")]
-        columns = (*LANGUAGE[:4], *(Column(f"NLL, {on}", on, "nll") for on in hardest))
-        tables.append(f"{int(rows):,} training images:\n\n{table(part, columns)}")
-    return "\n\n".join(tables)
+        places = [*dict.fromkeys(line["on"] for line in part)]
+        hardest = [Column(f"NLL, {on}", on, "nll") for on in places if on.endswith(" 5")]
+        strange = [Column(f"AUROC, {on}", on, "auroc_entropy") for on in places if on in STRANGERS]
+        shown = table(part, (*LANGUAGE[:4], *hardest, *strange, *COSTS))
+        parts.append(f"{int(rows):,} training images:\n\n{shown}\n\n{_under_shift(part)}")
+    return "\n\n".join(parts)
+
+
+def _under_shift(lines: list[dict[str, str]]) -> str:
+    """Whether a posterior is ahead of the tempered point on corrupted images."""
+    places = {line["on"] for line in lines} - {"test", *STRANGERS}
+    each = [scores(lines, Column("", on, "nll")) for on in sorted(places)]
+    mean: Scores = {
+        method: {seed: statistics.mean(found[method][seed] for found in each) for seed in seeds}
+        for method, seeds in each[0].items()
+        if method != POINT
+    }
+    sides = verdicts(mean, TEMPERED)
+    said = [f"{side}: {', '.join(methods)}" for side, methods in sides.items() if methods]
+    ahead = (
+        "some posteriors are ahead of the tempered point"
+        if sides["better"]
+        else "**no posterior is seen to be ahead of the tempered point**"
+    )
+    return (
+        f"Under shift, by the mean NLL of {len(each)} corruptions and severities, {ahead}. Differences to it in nats: "
+        f"{'. '.join(said) or 'none yet'}."
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {

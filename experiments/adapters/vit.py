@@ -14,6 +14,7 @@ import argparse
 import shutil
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ import caveat
 from caveat import Training, data
 
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")
+SEVERITIES = (1, 3, 5)
 DRAWS = 32  # of a prediction
+Lines = list[dict[str, Any]]
 
 
 class Logits(nn.Module):
@@ -136,10 +139,34 @@ def late(given: argparse.Namespace) -> bool:
     return time.monotonic() - given.begin > 60 * given.minutes
 
 
-def run(base: dict[str, Tensor], name: str, rows: int, seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Images:
+    """CIFAR-10 in all that is asked of a posterior, read and corrupted once a call."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    shifted: dict[str, tuple[Tensor, Tensor]]  # by corruption and severity
+    stranger: str  # where images of other things come from
+    outside: Tensor
+
+    @classmethod
+    def read(cls, given: argparse.Namespace) -> "Images":
+        """Training rows, test rows, test rows corrupted, and images of other things."""
+        whole = images("cifar10", given)
+        shifted = {}
+        for corruption in CORRUPTIONS:
+            for severity, rows in data.shifted(whole, corruption, SEVERITIES).items():
+                x, y = zip(*rows.__getitems__(list(range(given.shifted_rows))), strict=True)
+                shifted[f"{corruption} {severity}"] = torch.stack(x), torch.stack(y)
+        stranger = "permuted" if given.tiny else "svhn"
+        outside = data.out_of_distribution(stranger, whole, given.data_dir, n=min(given.test_rows, 10_000)).tensors[0]
+        test = tuple(part[: given.test_rows] for part in whole.test.tensors)
+        return cls(whole.train.tensors, test, shifted, stranger, outside)
+
+
+def run(base: dict[str, Tensor], rows_of: Images, name: str, rows: int, seed: int, given: argparse.Namespace) -> Lines:
     """The lines of one method, number of rows and seed."""
-    whole = images("cifar10", given)
-    x, y = whole.train.tensors
+    x, y = rows_of.train
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:rows]
     module = adapted(base, given, seed)
     loader = DataLoader(TensorDataset(x[order], y[order]), 64)
@@ -148,19 +175,13 @@ def run(base: dict[str, Tensor], name: str, rows: int, seed: int, given: argpars
     method = methods(given.tiny)[name]
     start = point if method.starts_from == "trained" or name == "map, temperature" else None
     posterior = point if name == "map" else fitted(task, method, start, given, f"posterior-{rows}-{seed}-{name}", seed)
-    test = [part[: given.test_rows] for part in whole.test.tensors]
-    inside, seconds = predicted(posterior, test[0], DRAWS)
+    inside, seconds = predicted(posterior, rows_of.test[0], DRAWS)
     common = {"rows": rows, "method": name, "seed": seed} | cost(posterior, seconds)
-    lines = [common | {"on": "test"} | scores(inside, test[1])]
-    for corruption in CORRUPTIONS:
-        for severity in (1, 3, 5):
-            pairs = data.shifted(whole, corruption, (severity,))[severity].__getitems__(list(range(given.shifted_rows)))
-            shifted = torch.stack([image for image, _ in pairs]), torch.stack([label for _, label in pairs])
-            found, _ = predicted(posterior, shifted[0], DRAWS)
-            lines.append(common | {"on": f"{corruption} {severity}"} | scores(found, shifted[1]))
-    stranger = "permuted" if given.tiny else "svhn"
-    outside = data.out_of_distribution(stranger, whole, given.data_dir, n=min(given.test_rows, 10_000)).tensors[0]
-    return [*lines, common | {"on": stranger} | apart(inside, predicted(posterior, outside, DRAWS)[0])]
+    lines = [common | {"on": "test"} | scores(inside, rows_of.test[1])]
+    for where, (inputs, targets) in rows_of.shifted.items():
+        lines.append(common | {"on": where} | scores(predicted(posterior, inputs, DRAWS)[0], targets))
+    outside, _ = predicted(posterior, rows_of.outside, DRAWS)
+    return [*lines, common | {"on": rows_of.stranger} | apart(inside, outside)]
 
 
 def fitted(
@@ -199,11 +220,16 @@ def main() -> None:
         for name in given.method or methods(given.tiny)
         if not table.has(rows, name, seed)
     ]
+    rows_of = Images.read(given) if wanted and base is not None else None
     for name, rows, seed in wanted:
-        if base is None or late(given):
+        if base is None or rows_of is None or late(given):
             print("time is up: call this again to go on", flush=True)
             return
-        lines = run(base, name, rows, seed, given)
+        try:
+            lines = run(base, rows_of, name, rows, seed, given)
+        except (ValueError, TypeError) as error:
+            print(f"{name}, {rows} rows, seed {seed}: refused, {error}", flush=True)
+            continue
         table.add(lines)
         for place in given.folder.glob("posterior-*"):  # the point is kept: others start from it
             shutil.rmtree(place)
