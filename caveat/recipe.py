@@ -155,7 +155,8 @@ def _check_units(recipe: Recipe, where: str) -> None:
     for key, length in needed.items():
         if key not in read:
             raise CorruptFile(f"{where}: {key} is missing, by which inputs are scaled")
-        if np.size(read[key]) != length:
+        one_for_all = not (images or own) and np.size(read[key]) == 1  # mnist1d's signals
+        if np.size(read[key]) != length and not one_for_all:
             raise CorruptFile(f"{where}: {key} has {np.size(read[key])} entries, and inputs have {length}")
 
 

@@ -15,6 +15,7 @@ import torch
 
 import caveat
 from caveat.cli import main
+from caveat.recipe import read_posterior
 from caveat.storage import read_json, write_json
 from tests.mutated_folders import (
     answer,
@@ -102,6 +103,19 @@ def test_a_recipe_without_what_inputs_are_scaled_by_is_refused(
         assert main([*command, str(out)]) == 1
         assert told in capsys.readouterr().err
         preprocessing[key] = value
+
+
+def test_signals_of_the_package_have_one_scale_for_all_their_numbers(tmp_path: Path) -> None:
+    saved = save_table(tmp_path)
+    content = read_json(saved / "posterior.json")
+    recipe = content["note"]["recipe"]
+    recipe |= {"data": "mnist1d", "preprocessing": {"mean": [0.0], "std": [1.0]}}
+    write_json(saved / "posterior.json", content)
+    assert read_posterior(saved, torch.device("cpu"))[1].preprocessing["mean"] == [0.0]
+    recipe["preprocessing"]["std"] = [1.0, 1.0]
+    write_json(saved / "posterior.json", content)
+    with pytest.raises(caveat.CorruptFile, match="std has 2 entries, and inputs have"):
+        read_posterior(saved, torch.device("cpu"))
 
 
 @pytest.mark.slow

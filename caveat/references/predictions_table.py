@@ -85,7 +85,10 @@ def _array(file: Path, key: str) -> np.ndarray:
         if file.suffix == ".npy":
             return _numbers(file, np.load(file, allow_pickle=False))
         with file.open(encoding="utf-8") as lines:
-            comma = "," in lines.readline()
+            first = lines.readline()
+        if not first.strip():
+            raise ValueError("its first line is empty")
+        comma = "," in first
         return np.loadtxt(file, delimiter="," if comma else None, ndmin=1 if key == "y" else 2)
     except (ValueError, EOFError, UnicodeDecodeError) as error:
         raise ValueError(

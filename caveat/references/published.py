@@ -171,6 +171,7 @@ def _facts(name: str, probs: Tensor, y: Tensor, origin: Origin, rows: data.DataS
     """What is known of a reference from its predictions; refused where they are not about these rows."""
     chains = [CategoricalPredictive(chain.log()[None]) for chain in probs]
     mixture = probs.mean(0)
+    _check_classes(mixture.argmax(-1), y, rows)
     hits = (mixture.argmax(-1) == y).double()
     losses = -mixture.gather(-1, y[:, None])[:, 0].clamp_min(LEAST).log()
     number = torch.arange(len(y))
@@ -193,6 +194,22 @@ def _facts(name: str, probs: Tensor, y: Tensor, origin: Origin, rows: data.DataS
         "floor": {"clean": floor},
         "scores": as_score,
     }
+
+
+def _check_classes(labels: Tensor, y: Tensor, rows: data.DataSet) -> None:
+    """Refuse predictions that become right by an exchange of two columns: their classes are in another order."""
+    classes = rows.n_outputs
+    counts = (classes * y + labels).bincount(minlength=classes**2).view(classes, classes).double()  # [true, predicted]
+    right = counts.diagonal()
+    gained = counts + counts.T - right - right[:, None]  # rows that an exchange would make right, less those made wrong
+    clear = gained > SURELY * (counts + counts.T + right + right[:, None]).sqrt()
+    if bool(clear.any()):
+        one, other = divmod(int(gained.argmax()), classes)
+        names = rows.class_names
+        raise ValueError(
+            f"the columns are in another order than the classes: with {names[one]!r} and {names[other]!r} exchanged, "
+            f"{int(gained.max()):,} more of {len(y):,} rows would be right; give them in the order {', '.join(names)}"
+        )
 
 
 def _network(model: str, origin: Origin, rows: data.DataSet) -> Network:

@@ -139,12 +139,27 @@ def test_predictions_of_other_rows_are_refused(images: str, tmp_path: Path) -> N
         (np.array([[1.5, -0.5, 0.0]] * 50), "no probabilities"),
         (np.full((50, 4), 0.25), r"for 3 classes it is to be \[rows, 3\]"),
         (np.full((50, 3), "a"), "not numbers"),
+        (np.full((50, 3), np.nan), "negative, NaN or infinite"),
     ],
 )
 def test_what_are_no_probabilities_is_refused(images: str, tmp_path: Path, content: np.ndarray, message: str) -> None:
     np.save(tmp_path / "bad.npy", content)
     with pytest.raises(ValueError, match=message):
         import_reference(tmp_path / "bad.npy", Origin(images))
+
+
+@pytest.mark.parametrize("columns", [[0, 2, 1], [2, 1, 0]])
+def test_classes_in_another_order_are_refused(images: str, tmp_path: Path, columns: list[int]) -> None:
+    """With two columns exchanged most rows are right, but for those classes."""
+    np.save(tmp_path / "probs.npy", probabilities(images)[:, columns])
+    with pytest.raises(ValueError, match=r"columns are in another order than the classes: with '.' and '.' exchanged"):
+        import_reference(tmp_path / "probs.npy", Origin(images))
+
+
+def test_an_empty_table_is_refused(images: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(ValueError, match=r"empty.csv cannot be read as numbers \(its first line is empty\)"):
+        import_reference(tmp_path / "empty.csv", Origin(images))
 
 
 def test_nothing_is_unpickled(images: str, tmp_path: Path) -> None:
