@@ -2,16 +2,20 @@
 
     python benchmarks/sampled_adapters.py                       # a few minutes on one core
     python benchmarks/sampled_adapters.py --rows 200 --width 128
+    python benchmarks/sampled_adapters.py --packages FOLDER     # where laplace-torch is installed
 
 A BERT with random weights gets LoRA of rank 4 in its attention, trained on a made-up task: whether a text's first token
 is of the upper half of the vocabulary. Every side is a process of its own, with the same
 adapter, rows and prior precision; times are processor time, and the peak is what the process grew by over what it held
 with model and rows. laplace-torch 0.3 takes every weight that requires a gradient, by Kronecker factors, with attention
 in its plain form, since its passes cannot take the fused one; predictions are its linearised ones ("glm", "probit") and
-took 7 GB for 64 units and 100 rows. A side that ends in an error has its first line.
+took 7 GB for 64 units and 100 rows. A side that ends in an error has its first line. The figures of the last run are in
+sampled_adapters.csv.
 """
 
 import argparse
+import csv
+import json
 import resource
 import subprocess
 import sys
@@ -123,22 +127,42 @@ SIDES: dict[str, Callable[[nn.Module, Texts, Texts], tuple[Callable[..., Any], .
 }
 
 
-def measure(side: str, rows: int, width: int) -> str:
-    """One side, as a line of the table."""
+COLUMNS = ("side", "rows", "width", "weights", "fit_seconds", "prediction_seconds", "peak_mb", "nll", "error")
+HEADS = ("posterior", "adapter weights", "fit, s", "100 predictions, s", "peak, MB", "NLL of 100 test rows")
+
+
+def measure(side: str, rows: int, width: int) -> dict[str, Any]:
+    """One side, as a line of the csv file."""
     data, test = Texts(rows, 1), Texts(TEST_ROWS, 2)
     model = adapted(width, data, "eager" if side.startswith("laplace-torch") else "sdpa")
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    line: dict[str, Any] = {"side": side, "rows": rows, "width": width, "weights": weights}
     fit, predict = SIDES[side](model, data, test)
     before, begin = peak(), time.process_time()
     try:
         posterior = fit()
-        fitted, begin = time.process_time() - begin, time.process_time()
+        line["fit_seconds"], begin = round(time.process_time() - begin, 2), time.process_time()
         probs = predict(posterior)
     except Exception as error:
-        return f"| {side} | {weights:,} | {type(error).__name__}: {str(error).strip().splitlines()[0][:90]} | | | |"
-    predicted, grown = time.process_time() - begin, (peak() - before) / 1e6
-    nll = -probs.log()[torch.arange(len(test)), test.labels].mean()
-    return f"| {side} | {weights:,} | {fitted:.1f} | {predicted:.1f} | {grown:.0f} | {float(nll):.3f} |"
+        return line | {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"}
+    line["prediction_seconds"] = round(time.process_time() - begin, 2)
+    line["peak_mb"] = round((peak() - before) / 1e6)
+    return line | {"nll": round(float(-probs.log()[torch.arange(len(test)), test.labels].mean()), 4)}
+
+
+def as_table(lines: list[dict[str, Any]]) -> str:
+    """The lines of the csv file for a page."""
+    rows = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    for line in lines:
+        figures = [line[name] for name in ("fit_seconds", "prediction_seconds", "peak_mb", "nll")]
+        said = [line["error"], "", "", ""] if line["error"] else [_written(figure) for figure in figures]
+        rows.append("| " + " | ".join([line["side"], f"{int(line['weights']):,}", *said]) + " |")
+    return "\n".join(rows)
+
+
+def _written(figure: Any) -> str:
+    number = float(figure)
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 0.5 else f"{number:.3f}"
 
 
 def main() -> None:
@@ -146,19 +170,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200, help="of training")
     parser.add_argument("--width", type=int, default=64, help="of the transformer")
+    parser.add_argument("--packages", help="a folder with laplace-torch and what it needs")
     parser.add_argument("--side", help="one side in this process")
+    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
+    sys.path += [arguments.packages] if arguments.packages else []
     if arguments.side:
         warnings.simplefilter("ignore")
-        print(measure(arguments.side, arguments.rows, arguments.width))
+        print(json.dumps(measure(arguments.side, arguments.rows, arguments.width)))
         return
-    print("| posterior | adapter weights | fit, s | 100 predictions, s | peak, MB | NLL of 100 test rows |")
-    print("|---|---|---|---|---|---|")
+    lines = []
     for side in SIDES:
         command = [sys.executable, __file__, "--rows", str(arguments.rows), "--width", str(arguments.width)]
+        command += ["--packages", arguments.packages] if arguments.packages else []
         finished = subprocess.run([*command, "--side", side], capture_output=True, text=True, check=False)
-        lines = [line for line in finished.stdout.splitlines() if line.startswith("|")]
-        print(lines[-1] if lines else f"| {side} | ended with code {finished.returncode} | | | | |", flush=True)
+        told = [line for line in finished.stdout.splitlines() if line.startswith("{")]
+        line = json.loads(told[-1]) if told else {"side": side, "error": f"ended with code {finished.returncode}"}
+        lines.append(dict.fromkeys(COLUMNS, "") | line)
+        print(lines[-1], flush=True)
+    with arguments.csv.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    print(as_table(lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Networks of other packages fit, predict, are saved, and load bit-equal: some cells of `benchmarks/third_party.py`.
 
-All of its networks and settings are fifty by twenty-odd; a cell may be refused, with a reason. A package that
-is not installed skips its networks (`pip install 'caveat[test-models]'` has most of them).
+All of its networks and settings are fifty by twenty-odd; a cell may be refused, with a reason. Some cells are tests of
+every run, every method on a dozen networks those of a slow one. A package that is not installed skips its networks
+(`pip install 'caveat[test-models]'` has most of them).
 """
 
 import sys
@@ -36,7 +37,7 @@ def parts() -> Iterator[ModuleType]:
     before = set(sys.modules)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import third_party_parts
-    from third_party_parts import cell, language, others, tables, vision  # noqa: F401
+    from third_party_parts import cell, language, others, settings, tables, vision  # noqa: F401
 
     yield third_party_parts
     sys.path.remove(str(ROOT / "benchmarks"))
@@ -68,6 +69,17 @@ def test_a_network_fits_predicts_and_loads_as_it_was(
         row = stages(parts, network, setting, folder)
         assert row["stage"] == "done"
         assert row["equal"], f"{setting}: what was loaded predicts otherwise"
+
+
+@pytest.mark.slow  # some minutes a network
+@pytest.mark.parametrize("network", [*(network for network, _ in QUICK), "T5 encoder"])
+def test_every_method_takes_a_network_or_says_why_not(parts: ModuleType, network: str, tmp_path: Path) -> None:
+    if (missing := parts.cases.CASES[network].missing()) is not None:
+        pytest.skip(missing)
+    rows = [parts.cell.run_cell(network, setting, tmp_path, 300.0) for setting in parts.settings.CORE]
+    ends = {row["setting"]: (row["outcome"], row["stage"], row["said"]) for row in rows}
+    wrong = [row["setting"] for row in rows if row["outcome"] != "ok" and not parts.tables.justification(row)]
+    assert not wrong, {setting: ends[setting] for setting in wrong}
 
 
 def test_the_page_has_the_rows_of_the_csv_and_their_refusals_are_justified(parts: ModuleType) -> None:

@@ -2,6 +2,10 @@
 
 import csv
 import math
+import os
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ import caveat
 from caveat.evaluate.metrics import joint_nll, ood_scores, top_label_ece
 
 COLUMNS = ("rows", "method", "seed", "on", "accuracy", "nll", "ece", "joint_nll", "auroc_entropy", "auroc_epistemic",
-           "fit_seconds", "prediction_seconds", "stored_mb", "peak_mb", "warnings")  # fmt: skip
+           "fit_seconds", "prediction_seconds", "stored_mb", "peak_mb", "warnings", "commit", "command")  # fmt: skip
 
 
 def predicted(
@@ -62,7 +66,16 @@ def cost(posterior: caveat.Posterior, prediction_seconds: float) -> dict[str, An
         "stored_mb": info.stored_bytes / 1e6,
         "peak_mb": info.peak_bytes / 1e6,
         "warnings": len(info.warnings),
+        "commit": commit(),
+        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def commit() -> str:
+    """Of the checkout that this file is in, or of CAVEAT_COMMIT where it is none."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return os.environ.get("CAVEAT_COMMIT", found)
 
 
 class Table:
@@ -70,10 +83,13 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.columns = list(COLUMNS)
         self.done: set[tuple[str, str, str]] = set()
         if path.exists():
             with path.open(newline="") as file:
-                self.done = {(line["rows"], line["method"], line["seed"]) for line in csv.DictReader(file)}
+                lines = csv.DictReader(file)
+                self.columns = list(lines.fieldnames or COLUMNS)  # of an older file, which goes on as it began
+                self.done = {(line["rows"], line["method"], line["seed"]) for line in lines}
 
     def has(self, rows: int, method: str, seed: int) -> bool:
         """Whether there are lines of this run."""
@@ -83,10 +99,10 @@ class Table:
         """Write the lines of a run that has finished, all at once."""
         new = not self.path.exists()
         with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if new:
                 writer.writeheader()
-            writer.writerows([{name: _short(line.get(name, "")) for name in COLUMNS} for line in lines])
+            writer.writerows([{name: _short(line.get(name, "")) for name in self.columns} for line in lines])
 
 
 def _short(value: Any) -> Any:
