@@ -53,6 +53,7 @@ class Serve(Verb):
         posterior, recipe = read_posterior(self.posterior, common.place(), self.model)
         service = Service.of(
             posterior,
+            table=recipe.preprocessing if recipe.preprocessing.get("columns") else None,
             prepare=lambda numbers: prepared(recipe, numbers),
             class_names=recipe.class_names,
             example=example_of(recipe),

@@ -26,6 +26,7 @@ from caveat.data.tables import (
     read_frame,
     read_table,
     read_target,
+    stored_encoding,
 )
 
 __all__ = [
@@ -65,14 +66,12 @@ class TableInputs(NamedTuple):
 
 
 def known_of(preprocessing: dict[str, Any]) -> Known:
-    """What a posterior's preprocessing says of its table; columns alone are of numbers without blanks."""
-    encoding = preprocessing.get("encoding")
-    columns = preprocessing.get("columns")
+    """What a posterior's preprocessing says of its table."""
     return Known(
         target=preprocessing.get("target"),
         unit=preprocessing.get("target_unit"),
         id=preprocessing.get("id"),
-        encoding=Encoding.of(encoding) if encoding else plain_numbers(columns) if columns else None,
+        encoding=stored_encoding(preprocessing),
     )
 
 

@@ -1,7 +1,7 @@
 """The routes of the service.
 
 GET  /          a page to try one input
-POST /predict   {"inputs": [row, ...]} -> {"rows": [{...}, ...]}
+POST /predict   {"inputs": [row, ...]} -> {"rows": [{...}, ...]}, and "notes" on cells of a table where there are any
 GET  /health    whether it answers, and how much it has
 GET  /card      what answers
 """
@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from caveat.serve.batching import Batcher, TooManyRequests
-from caveat.serve.service import InputFault, Service
+from caveat.serve.inputs import InputFault, RowsRead
+from caveat.serve.service import Service
 
 __all__ = ["app_of"]
 
@@ -45,7 +46,7 @@ def app_of(service: Service, *, most_bytes: int = 16 * 2**20) -> Any:
     app = FastAPI(title="caveat", docs_url=None, redoc_url=None, openapi_url=None)
     batcher, card, page = Batcher(service.answers, service.most_rows), service.card(), PAGE.read_text(encoding="utf-8")
 
-    def inputs_of(body: bytes) -> Tensor:
+    def inputs_of(body: bytes) -> RowsRead:
         return service.rows(_json(body))
 
     def failed(status: int, reason: str) -> JSONResponse:
@@ -64,7 +65,7 @@ def app_of(service: Service, *, most_bytes: int = 16 * 2**20) -> Any:
     async def predict(request: Request) -> JSONResponse:
         try:
             body = await asyncio.wait_for(_body(request, most_bytes), BODY_SECONDS)
-            inputs = await asyncio.to_thread(inputs_of, body) if len(body) > LARGE else inputs_of(body)
+            inputs, notes = await asyncio.to_thread(inputs_of, body) if len(body) > LARGE else inputs_of(body)
         except _TooLarge as fault:
             return failed(413, str(fault))
         except InputFault as fault:
@@ -81,7 +82,8 @@ def app_of(service: Service, *, most_bytes: int = 16 * 2**20) -> Any:
             return failed(422, str(error))
         if not all(bool(values.isfinite().all()) for values in answers.values()):
             return failed(422, "the network's outputs for these inputs are not finite: scale the inputs down")
-        return JSONResponse({"rows": _by_row(answers, service.class_names)}, headers=HEADERS)
+        rows: dict[str, Any] = {"rows": _by_row(answers, service.class_names)}
+        return JSONResponse(rows | ({"notes": notes} if notes else {}), headers=HEADERS)
 
     # FastAPI reads the types of a route's arguments from its annotations, which are local names here.
     predict.__annotations__["request"] = Request
@@ -115,7 +117,16 @@ def _json(content: bytes) -> Any:
 def _by_row(answers: dict[str, Tensor], class_names: tuple[str, ...]) -> list[dict[str, Any]]:
     columns = {name: values.tolist() for name, values in answers.items()}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    for row in rows if class_names else ():
-        if isinstance(row.get("label"), int):
+    for row in rows:
+        if class_names and isinstance(row.get("label"), int):
             row["class"] = class_names[row["label"]]
+        if "set_90" in row:
+            row["set_90"] = _labels(row["set_90"], class_names if "class" in row else ())
     return rows
+
+
+def _labels(inside: Any, class_names: tuple[str, ...]) -> Any:
+    """The labels of a set, by name where they have names; of several sets a list of lists."""
+    if inside and isinstance(inside[0], list):
+        return [_labels(one, class_names) for one in inside]
+    return [class_names[label] if class_names else label for label, yes in enumerate(inside) if yes]

@@ -1,6 +1,5 @@
-"""What a service answers: rows of numbers in, what the posterior says about them out."""
+"""What a service answers: rows in, what the posterior says about them out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +8,9 @@ import torch
 from torch import Tensor
 
 from caveat.posterior import Posterior
+from caveat.serve.inputs import InputFault, NumberRows, Prepare, RowReader, RowsRead, TableRows
 
-__all__ = ["InputFault", "Service"]
-
-Prepare = Callable[[np.ndarray], Tensor]
-
-
-class InputFault(ValueError):  # noqa: N818 - the name says what it is
-    """Inputs that the service cannot take, with what was wrong and what it takes."""
+__all__ = ["Service"]
 
 
 @dataclass(frozen=True)
@@ -25,22 +19,18 @@ class Service:
 
     Args:
         posterior: what predicts.
-        input_shape: of one row.
+        rows_of: how rows are read.
         dtype: of the inputs that the network takes.
-        prepare: makes inputs of the numbers that are sent, such as by the mean and scale of the training data.
         class_names: of a classifier, in order; empty where there are none.
-        example: numbers of one row, made up, for the page to begin with.
         draws: posterior draws; the method's own number, or its closed form, unless given.
         seed: of the draws, the same in every answer.
         most_rows: of one request.
     """
 
     posterior: Posterior
-    input_shape: tuple[int, ...]
+    rows_of: RowReader
     dtype: torch.dtype
-    prepare: Prepare
     class_names: tuple[str, ...] = ()
-    example: Any = None
     draws: int | None = None
     seed: int = 0
     most_rows: int = 256
@@ -50,6 +40,7 @@ class Service:
         cls,
         posterior: Posterior,
         *,
+        table: dict[str, Any] | None = None,
         prepare: Prepare | None = None,
         class_names: tuple[str, ...] = (),
         example: Any = None,
@@ -57,39 +48,45 @@ class Service:
         seed: int = 0,
         most_rows: int = 256,
     ) -> "Service":
-        """A service whose inputs are like the training rows."""
-        rows = posterior.example()
-        if not isinstance(rows, Tensor):
+        """A service whose rows are like the training rows.
+
+        Args:
+            posterior: what predicts.
+            table: the `preprocessing` of the data set of a table: rows are then cells by the names of columns.
+            prepare: makes inputs of numbers that are sent, such as by the mean and scale of the training data.
+            class_names: of a classifier, in order.
+            example: numbers of one row, made up, for the page to begin with.
+            draws: posterior draws; the method's own number, or its closed form, unless given.
+            seed: of the draws, the same in every answer.
+            most_rows: of one request.
+        """
+        inputs = posterior.example()
+        if not isinstance(inputs, Tensor):
             raise TypeError(
-                f"a service takes one tensor of inputs, and this network takes a {type(rows).__name__}: write an app "
+                f"a service takes one tensor of inputs, and this network takes a {type(inputs).__name__}: write an app "
                 "of your own around posterior.predict"
             )
-        made_up = np.round(rows[0].double().cpu().numpy(), 3).tolist() if example is None else example
+        reader: RowReader | None = None if table is None else TableRows.of(table)
+        if table is not None and reader is None:
+            raise ValueError("table= without columns is not of a table: give the preprocessing of its data set")
+        made_up = np.round(inputs[0].double().cpu().numpy(), 3).tolist() if example is None else example
         plain = prepare or (lambda numbers: torch.as_tensor(numbers))
-        shape = tuple(rows.shape[1:])
-        return cls(posterior, shape, rows.dtype, plain, class_names, made_up, draws, seed, most_rows)
+        reader = reader or NumberRows(tuple(inputs.shape[1:]), plain, made_up)
+        return cls(posterior, reader, inputs.dtype, class_names, draws, seed, most_rows)
 
-    def rows(self, content: Any) -> Tensor:
+    def rows(self, content: Any) -> RowsRead:
         """The inputs [B, ...] of a request's json; raises an InputFault that says what is wrong with it."""
+        expected = self.rows_of.expected
         if not isinstance(content, dict) or content.keys() != {"inputs"}:
-            raise InputFault(f'send an object with the one key "inputs": {self.expected}')
+            raise InputFault(f'send an object with the one key "inputs": {expected}')
+        sent = content["inputs"]
+        count = len(sent) if isinstance(sent, list) else 1
+        if not 1 <= count <= self.most_rows:
+            raise InputFault(f"{count} rows were sent, from 1 to {self.most_rows} are taken at once: {expected}")
         try:
-            given = np.array(content["inputs"])
-            if given.dtype.kind in "USb":  # numpy would read numbers out of text
-                raise ValueError("text, or yes and no")
-            numbers = given.astype(np.float64)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InputFault(f"inputs are not numbers in rows of one length: {self.expected}") from error
-        if numbers.shape[1:] != self.input_shape or numbers.ndim != 1 + len(self.input_shape):
-            raise InputFault(f"inputs have the shape {list(numbers.shape)}: {self.expected}")
-        if not 1 <= len(numbers) <= self.most_rows:
-            raise InputFault(f"{len(numbers)} rows were sent: from 1 to {self.most_rows} are taken at once")
-        finite = np.isfinite(numbers).reshape(len(numbers), -1).all(1)
-        if not finite.all():
-            bad = int(np.argmin(finite))
-            raise InputFault(f"row {bad} holds NaN or infinity: clean it first")
-        try:
-            prepared = self.prepare(numbers)
+            prepared, notes = self.rows_of.read(sent)
+        except InputFault:
+            raise
         except ValueError as error:
             raise InputFault(str(error)) from error
         inputs, kind = prepared.to(self.dtype), str(self.dtype).removeprefix("torch.")
@@ -97,19 +94,16 @@ class Service:
             raise InputFault(f"inputs must be whole numbers that {kind} holds")
         if not bool(inputs.isfinite().all()):
             raise InputFault(f"inputs are too large for {kind}: scale them down")
-        return inputs
-
-    @property
-    def expected(self) -> str:
-        """The shape of inputs in words."""
-        return f"a list of rows, each of shape {list(self.input_shape)}"
+        return RowsRead(inputs, notes)
 
     def answers(self, inputs: Tensor) -> dict[str, Tensor]:
         """What the posterior says, [B, ...] each."""
         prediction: Any = self.posterior.predict(inputs, draws=self.draws, seed=self.seed)
         parts = {"aleatoric": prediction.aleatoric, "epistemic": prediction.epistemic}
         if prediction.kind == "classification":
-            return {"probs": prediction.probs, "label": prediction.label, "entropy": prediction.entropy} | parts
+            sets = {} if self.posterior.calibration is None else {"set_90": prediction.label_set(0.9)}
+            whole = {"probs": prediction.probs, "label": prediction.label, "entropy": prediction.entropy}
+            return whole | parts | sets
         lower, upper = prediction.interval(0.9)
         return {"mean": prediction.mean, "variance": prediction.variance, "lower_90": lower, "upper_90": upper} | parts
 
@@ -126,8 +120,6 @@ class Service:
             "fitted_in_seconds": info.seconds,
             "warnings": list(info.warnings),
             "versions": dict(info.versions),
-            "input_shape": list(self.input_shape),
             "class_names": list(self.class_names),
             "most_rows": self.most_rows,
-            "example": self.example,
-        }
+        } | self.rows_of.described()

@@ -4,6 +4,7 @@
     separators  what stands between cells, and before decimals
     sources     files and frames as columns of text
     targets     classes or numbers
+    columns     numbers, dates and categories: what their cells are, and the inputs that they become
     encoding    how columns become inputs: learned from training rows, kept as json, applied to new rows
 
     table -> columns of text -> Encoding, learned once -> inputs [N, K] -> standardised as all inputs are
@@ -12,8 +13,8 @@ Called by `data.own`, which reads people's files, and by the recipe that a poste
 """
 
 from caveat.data.tables.cells import whole_number
-from caveat.data.tables.encoding import Encoded, Encoding, learn_encoding, plain_numbers
-from caveat.data.tables.sources import TABLES, Table, read_frame, read_table
+from caveat.data.tables.encoding import Encoded, Encoding, learn_encoding, plain_numbers, stored_encoding
+from caveat.data.tables.sources import TABLES, Table, read_frame, read_records, read_table
 from caveat.data.tables.targets import MAX_CLASSES, Kind, Target, read_target
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "learn_encoding",
     "plain_numbers",
     "read_frame",
+    "read_records",
     "read_table",
     "read_target",
+    "stored_encoding",
     "whole_number",
 ]

@@ -10,23 +10,21 @@ found is a few numbers and names, so that new rows are encoded without scikit-le
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from caveat.data.dataset import Array, import_extra, listed
 from caveat.data.tables.cells import Cells, Numbers, date_format, dates, is_blank, is_number, numbers
+from caveat.data.tables.columns import CYCLES, CategoryColumn, Column, DateColumn, NumberColumn, with_one_blank
 from caveat.data.tables.sources import Table
 
-__all__ = ["Encoded", "Encoding", "learn_encoding", "plain_numbers"]
+__all__ = ["Encoded", "Encoding", "learn_encoding", "plain_numbers", "stored_encoding"]
 
 MOST_CATEGORIES = 20  # inputs of one column of text
-_DAYS = {"year": 365.2425, "week": 7.0, "day": 1.0}  # what dates go round, and its length
 
 
 class Encoded(NamedTuple):
@@ -34,82 +32,6 @@ class Encoded(NamedTuple):
 
     x: Array  # [N, K] float64
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NumberColumn:
-    """A column of numbers."""
-
-    name: str
-    unit: str | None = None  # that they are written in; None where any is taken
-    fill: float | None = None  # what stands for a blank; None where blanks are refused
-    marked: bool = False  # whether an input of its own says that the cell was blank
-
-    @property
-    def inputs(self) -> list[str]:
-        """The names of the inputs."""
-        shown = f"{self.name}, {self.unit}" if self.unit else self.name
-        return [shown, f"{self.name} is blank"] if self.marked else [shown]
-
-    def encode(self, cells: Cells) -> tuple[list[Array], list[str]]:
-        """The inputs, [N] each, and notes."""
-        values = numbers(cells, self.unit).values
-        return _filled(self, cells, values, f"{self.fill:.6g}" if self.fill is not None else "")
-
-
-@dataclass(frozen=True)
-class DateColumn:
-    """A column of dates."""
-
-    name: str
-    written: str  # how, such as day.month.year
-    fill: float | None = None  # days since 1970 that stand for a blank
-    marked: bool = False
-    cycles: tuple[str, ...] = ()  # of year, week and day
-
-    @property
-    def inputs(self) -> list[str]:
-        """The names of the inputs."""
-        blank = [f"{self.name} is blank"] * self.marked
-        return [self.name, *blank, *(f"{self.name}, {wave} of {c}" for c in self.cycles for wave in ("sine", "cosine"))]
-
-    def encode(self, cells: Cells) -> tuple[list[Array], list[str]]:
-        """The inputs, [N] each, and notes."""
-        middle = "" if self.fill is None else str(date(1970, 1, 1) + timedelta(days=int(self.fill)))
-        columns, notes = _filled(self, cells, dates(cells, self.written), middle)
-        angles = [2 * math.pi * columns[0] / _DAYS[cycle] for cycle in self.cycles]
-        return [*columns, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))], notes
-
-
-@dataclass(frozen=True)
-class CategoryColumn:
-    """A column of text; a blank is a category too."""
-
-    name: str
-    categories: tuple[str, ...]
-    other: bool = False  # whether one more input stands for all other texts
-
-    @property
-    def inputs(self) -> list[str]:
-        """The names of the inputs."""
-        each = [f"{self.name} is {category or 'blank'}" for category in self.categories]
-        return [*each, f"{self.name} is another"] if self.other else each
-
-    def encode(self, cells: Cells) -> tuple[list[Array], list[str]]:
-        """The inputs, [N] each, and notes."""
-        texts = np.array(_with_one_blank(cells.texts), dtype=object)
-        columns = [(texts == category).astype(float) for category in self.categories]
-        rest = 1.0 - np.sum(columns, axis=0)
-        unknown = Counter(str(text) or "blank" for text in texts[rest > 0])
-        notes = []
-        if unknown:
-            shown = listed([f"{text!r}" for text, _ in unknown.most_common()])
-            read = "read as one category, another" if self.other else "read as none of those that the fit had"
-            notes.append(f"column {self.name}: {shown} in {unknown.total()} row{'s' * (unknown.total() > 1)}, {read}")
-        return [*columns, rest] if self.other else columns, notes
-
-
-Column = NumberColumn | DateColumn | CategoryColumn
 
 
 @dataclass(frozen=True)
@@ -126,6 +48,11 @@ class Encoding:
         described = [name for name, _ in self._named()]
         if sorted(described) != sorted(self.columns):
             raise ValueError(f"an encoding of the columns {listed(self.columns)} describes {listed(described)}")
+
+    def in_order(self) -> list[Column]:
+        """What becomes of each column, in the order of their inputs."""
+        columns = dict(self._named())
+        return [columns[name] for name in self.columns]
 
     def _named(self) -> list[tuple[str, Column]]:
         kinds: tuple[tuple[Column, ...], ...] = (self.numbers, self.dates, self.categories)
@@ -148,16 +75,15 @@ class Encoding:
     @property
     def inputs(self) -> list[str]:
         """The names of the inputs, one for each column of `encode(...).x`."""
-        columns = dict(self._named())
-        return [name for column in self.columns for name in columns[column].inputs]
+        return [name for column in self.in_order() for name in column.inputs]
 
     def encode(self, table: Table) -> Encoded:
         """The inputs that the rows of a table are."""
-        cells, columns = table.cells(self.columns), dict(self._named())
+        cells = table.cells(self.columns)
         x: list[Array] = []
         notes: list[str] = []
-        for name in self.columns:
-            inputs, said = columns[name].encode(cells[name])
+        for column in self.in_order():
+            inputs, said = column.encode(cells[column.name])
             x += inputs
             notes += said
         return Encoded(np.stack(x, axis=1), tuple(notes))
@@ -166,6 +92,14 @@ class Encoding:
 def plain_numbers(columns: Sequence[str]) -> Encoding:
     """Columns that are numbers without blanks, as they are."""
     return Encoding(tuple(columns), tuple(NumberColumn(name) for name in columns))
+
+
+def stored_encoding(preprocessing: dict[str, Any]) -> Encoding | None:
+    """The encoding that the preprocessing of a table's data set keeps; columns alone are of numbers without blanks."""
+    if encoding := preprocessing.get("encoding"):
+        return Encoding.of(encoding)
+    columns = preprocessing.get("columns")
+    return plain_numbers(columns) if columns else None
 
 
 def learn_encoding(table: Table, columns: Sequence[str], text: Collection[str] = ()) -> Encoding:
@@ -228,22 +162,17 @@ def _medians(columns: Sequence[Array]) -> list[float]:
 
 def _category(name: str, texts: Sequence[str]) -> CategoryColumn | None:
     """The categories that count; None where hardly any text comes twice, as in names and notes."""
-    counts = Counter(_with_one_blank(texts))
+    counts = Counter(with_one_blank(texts))
     if len(counts) > max(MOST_CATEGORIES, len(texts) / 2) or max(counts.values()) < 2:
         return None
     encoder = import_extra("sklearn.preprocessing").OneHotEncoder(
         max_categories=MOST_CATEGORIES, min_frequency=2, handle_unknown="infrequent_if_exist", sparse_output=False
     )
-    encoder.fit(np.array(_with_one_blank(texts), dtype=object)[:, None])
+    encoder.fit(np.array(with_one_blank(texts), dtype=object)[:, None])
     rare = encoder.infrequent_categories_[0]
     others = set() if rare is None else set(rare.tolist())
     every = encoder.categories_[0].tolist()
     return CategoryColumn(name, tuple(category for category in every if category not in others), bool(others))
-
-
-def _with_one_blank(texts: Sequence[str]) -> list[str]:
-    """The texts, where all that says nothing is one text."""
-    return ["" if is_blank(text) else text for text in texts]
 
 
 def _cycles(days: Array) -> tuple[str, ...]:
@@ -251,19 +180,4 @@ def _cycles(days: Array) -> tuple[str, ...]:
     known = days[~np.isnan(days)]
     has_times = bool((known % 1).any())
     span = float(known.max() - known.min())
-    return tuple(name for name, length in _DAYS.items() if span >= length and (name != "day" or has_times))
-
-
-def _filled(
-    column: NumberColumn | DateColumn, cells: Cells, values: Array, shown: str
-) -> tuple[list[Array], list[str]]:
-    """The values with what stands for blanks, an input that marks these where the column has one, and a note."""
-    blank = np.isnan(values)
-    if not blank.any():
-        return [values, *[blank.astype(float)] * column.marked], []
-    if column.fill is None:
-        raise ValueError(f"{cells.place(int(blank.argmax()))} is a missing or infinite value; remove that row")
-    count = int(blank.sum())
-    cells_read = f"{count} blank cell{'s' * (count > 1)}"
-    note = f"column {column.name}: {cells_read}, read as {shown}, the median of the training rows"
-    return [np.where(blank, column.fill, values), *[blank.astype(float)] * column.marked], [note]
+    return tuple(name for name, length in CYCLES.items() if span >= length and (name != "day" or has_times))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -20,7 +20,7 @@ from caveat.data.tables.cells import Cells, is_number
 from caveat.data.tables.separators import split_cells, with_decimal_points
 from caveat.files import regular_file
 
-__all__ = ["TABLES", "Table", "read_frame", "read_table"]
+__all__ = ["TABLES", "Table", "read_frame", "read_records", "read_table"]
 
 TABLES = frozenset({".csv", ".parquet"})  # endings of files that hold tables
 
@@ -77,6 +77,26 @@ def read_frame(frame: Any, where: str = "the frame") -> Table:
         raise ValueError(f"{where} has {len(columns)} columns and {len(columns[0]) if columns else 0} rows")
     header = tuple(one_line(str(name)) for name in names)
     return Table(where, header, columns, range(1, len(columns[0]) + 1))
+
+
+def read_records(rows: Sequence[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str], where: str) -> Table:
+    """Rows of json: an object with a cell for each of these columns, or the cells in this order; numbered from 0."""
+    cells: list[list[str]] = []
+    for number, row in enumerate(rows):
+        if isinstance(row, Mapping):
+            given = {one_line(name): cell for name, cell in row.items()}
+            missing = [name for name in columns if one_line(name) not in given]
+            if missing:
+                which = f"column{'s' * (len(missing) > 1)} {listed(missing)}"
+                raise ValueError(f"{where}, row {number} lacks the {which}; it has {listed(list(row)) or 'none'}")
+            row = [given[one_line(name)] for name in columns]
+        if len(row) != len(columns):
+            raise ValueError(f"{where}, row {number}: {len(row)} cells for {len(columns)} columns, {listed(columns)}")
+        nested = [name for name, cell in zip(columns, row, strict=True) if isinstance(cell, list | dict)]
+        if nested:
+            raise ValueError(f"{where}, row {number}, column {nested[0]!r}: a list or an object is no cell")
+        cells.append([_text(cell) for cell in row])
+    return Table(where, tuple(map(one_line, columns)), tuple(map(list, zip(*cells, strict=True))), range(len(cells)))
 
 
 def _read_parquet(path: Path) -> Table:
