@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sybil import Document
-from sybil.parsers.markdown import PythonCodeBlockParser
+
+if TYPE_CHECKING:
+    from sybil import Document
 
 ROOT = Path(__file__).parent
 
@@ -26,6 +28,10 @@ class PageFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """The page itself, where it has Python blocks."""
+        # Tests of a GPU are run on machines that have pytest and little else.
+        from sybil import Document
+        from sybil.parsers.markdown import PythonCodeBlockParser
+
         document = Document.parse(str(self.path), PythonCodeBlockParser())
         if document.regions:
             yield Page.from_parent(self, name="blocks", document=document)
@@ -34,7 +40,7 @@ class PageFile(pytest.File):
 class Page(pytest.Item):
     """The blocks of one page."""
 
-    def __init__(self, *, document: Document, **kwargs: object) -> None:
+    def __init__(self, *, document: "Document", **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.document = document
 

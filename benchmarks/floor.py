@@ -4,9 +4,10 @@
     python benchmarks/floor.py --out floor --part last-layer    # this part alone, again if it is there
     python benchmarks/floor.py --out tiny --device cpu --tiny   # whether the parts run, on a CPU
 
-Every part is a process of its own and writes a csv file under --out; parts that have theirs are not run again, nor any
-that cannot end within --minutes, judging by the seconds that it may take. `floor.csv` there is the table of all parts.
-The floor of a row is measured in the same process: a bare loop (chains.py, sparse.py), or the arithmetic itself, as
+It needs torch, numpy, safetensors, tqdm and pytest alone, and no installed caveat: that beside it is taken. Every part
+is a process of its own, whose rows go into `floor.csv` under --out when it ends; parts that are in there are not run
+again, nor any that cannot end within --minutes, judging by the seconds that it may take. `tests.log` is what the tests
+said. The floor of a row is measured in the same process: a bare loop (chains.py, sparse.py), or the arithmetic itself:
 
     sampled       the products that the solver took, each (1 + 4 K) forward passes for K vectors
     subnetwork    one pass forward and one back for each of C - 1 cotangents, and the lower half of F^T F in float32
@@ -16,6 +17,8 @@ The floor of a row is measured in the same process: a bare loop (chains.py, spar
 
 import argparse
 import csv
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,10 +31,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import caveat
-from caveat.models import resnet18
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import caveat  # noqa: E402
+from caveat.models import resnet18  # noqa: E402
+
 Row = dict[str, str]
 
 
@@ -191,19 +196,34 @@ def last_layer(machine: Machine, sizes: Sizes) -> list[Row]:
 
 
 def tests(machine: Machine, sizes: Sizes) -> list[Row]:
-    """The tests that need a GPU."""
+    """The tests that need a GPU, those of recorded steps first; on a CPU all of them are skipped."""
     files = ["tests/test_cuda_captured.py", "tests/test_cuda.py"]
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *files], cwd=HERE.parent, capture_output=True, text=True, check=False
-    )
-    print(done.stdout[-6000:], flush=True)
-    return [row(f"tests: {done.stdout.strip().splitlines()[-1]}", time.perf_counter() - started, float("nan"))]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *files]
+    lines = []
+    with subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        with (Path(os.environ["FLOOR_OUT"]) / "tests.log").open("w") as log:
+            for line in run.stdout:  # as they come: what a time limit ends has said which test it was in
+                lines.append(line)
+                log.write(line)
+                log.flush()
+    print("".join(lines)[-4000:], flush=True)
+    said = lines[-1].strip("= ") if lines else "nothing was said"
+    return [row(f"tests: {said.strip()}", time.perf_counter() - started, float("nan"))]
 
 
 OWN: dict[str, Callable[[Machine, Sizes], list[Row]]] = {
     "sampled": sampled, "subnetwork": subnetwork, "last-layer": last_layer, "tests": tests,
 }  # fmt: skip
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a csv file, if it is there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write(path: Path, rows: list[Row]) -> None:
@@ -217,26 +237,58 @@ def write(path: Path, rows: list[Row]) -> None:
     unfinished.replace(path)
 
 
-def run_part(name: str, a: argparse.Namespace, limit: float) -> None:
-    """A part in a process of its own, which is ended after `limit` seconds."""
-    part, path = PARTS[name], a.out / f"{name}.csv"
-    unfinished = a.out / f"{name}.unfinished.csv"
+def run_part(name: str, a: argparse.Namespace, limit: float) -> list[Row]:
+    """The rows of a part, in a process of its own which is ended, with all that it started, after `limit` seconds."""
+    part, file = PARTS[name], a.out / f"{name}.unfinished.csv"
     if part.script:
-        command = [str(HERE / part.script[0]), *part.script[1:], "--csv", str(unfinished)]
+        command = [str(HERE / part.script[0]), *part.script[1:], "--csv", str(file)]
     else:
-        command = [__file__, "--work", name, "--device", a.device, "--out", str(a.out), *["--tiny"] * a.tiny]
+        command = [__file__, "--work", name, "--device", a.device, "--out", str(file), *["--tiny"] * a.tiny]
+    paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "FLOOR_OUT": str(a.out), "PYTHONUNBUFFERED": "1"}
+    file.unlink(missing_ok=True)
     started = time.monotonic()
     print(f"{name}: at most {limit:.0f} s", flush=True)
+    process = subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)
     try:
-        failed = subprocess.run([sys.executable, *command], timeout=limit, check=False).returncode
+        failed = process.wait(limit)
     except subprocess.TimeoutExpired:
-        print(f"{name}: ended after {limit:.0f} s; it is run again by the next call", flush=True)
-        return
-    if failed:
-        print(f"{name}: failed with {failed}", flush=True)
-    elif part.script:
-        unfinished.replace(path)
-    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{name}: ended after {limit:.0f} s", flush=True)
+        # The next call runs it again, but for tests, of which some will have said something.
+        return told(part, a.out / "tests.log", limit) if name == "tests" else []
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    print(f"{name}: {f'failed with {failed}, ' if failed else ''}{time.monotonic() - started:.0f} s", flush=True)
+    rows = [] if failed else read(file)
+    file.unlink(missing_ok=True)
+    rows = beside_dense(rows) if name == "ssvi" else rows
+    return [{"part": name, "wanted": part.wanted} | {"floor" if n == "bare" else n: v for n, v in line.items()}
+            for line in rows]  # fmt: skip
+
+
+def told(part: Part, log: Path, limit: float) -> list[Row]:
+    """What tests that were ended had said by then."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    counts = [f"{sum(f' {word} ' in line for line in lines)} {word.lower()}" for word in ("FAILED", "ERROR", "PASSED")]
+    seconds = row(f"tests: ended; {', '.join(counts)}", limit, float("nan"))
+    return [{"part": "tests", "wanted": part.wanted} | seconds]
+
+
+def beside_dense(rows: list[Row]) -> list[Row]:
+    """The steps and peaks that sparse.py measured, each beside that of dense VI; none if one could not be measured."""
+    by_way = {line["way"]: line for line in rows}
+    for way, line in by_way.items():
+        if line["failure"]:
+            print(f"{way}: {line['failure']}", flush=True)
+            return []
+    dense = by_way.pop("dense VI")
+    return [
+        row(f"{way}, {what}, beside dense VI", scale * float(line[name]), scale * float(dense[name]), unit)
+        for way, line in by_way.items()
+        for what, name, scale, unit in (("a step", "step_s", 1e3, "ms"), ("peak", "peak_bytes", 1e-9, "GB"))
+    ]
 
 
 def main() -> None:
@@ -249,28 +301,25 @@ def main() -> None:
     parser.add_argument("--work", choices=OWN, help=argparse.SUPPRESS)
     a = parser.parse_args()
     a.out = a.out.resolve()
-    a.out.mkdir(parents=True, exist_ok=True)
     if a.work:
-        write(a.out / f"{a.work}.csv", OWN[a.work](Machine(a.device), TINY if a.tiny else FULL))
+        write(a.out, OWN[a.work](Machine(a.device), TINY if a.tiny else FULL))
         return
-    end = time.monotonic() + 60 * a.minutes
+    a.out.mkdir(parents=True, exist_ok=True)
+    path, end = a.out / "floor.csv", time.monotonic() + 60 * a.minutes
     for name in a.part or PARTS:
         part, left = PARTS[name], end - time.monotonic()
-        if (a.out / f"{name}.csv").exists() and not a.part:
+        if any(line["part"] == name for line in read(path)) and not a.part:
             continue
-        if part.needs_gpu and a.device == "cpu":
+        if part.needs_gpu and a.device == "cpu" and not (a.tiny and name == "tests"):
             print(f"{name}: needs a GPU", flush=True)
         elif left < part.seconds and not a.tiny:
             print(f"{name}: {part.seconds} s may be needed and {left:.0f} are left: call again", flush=True)
         else:
-            run_part(name, a, left)
-    table = []
-    for name, part in PARTS.items():
-        if (path := a.out / f"{name}.csv").exists():
-            with path.open(newline="") as file:
-                table += [{"part": name, "wanted": part.wanted} | line for line in csv.DictReader(file)]
-    write(a.out / "floor.csv", table)
-    for line in table:
+            new = run_part(name, a, min(left, 2.0 * part.seconds))  # one that hangs leaves time for others
+            if new:
+                table = [line for line in read(path) if line["part"] != name] + new
+                write(path, sorted(table, key=lambda line: [*PARTS].index(line["part"])))
+    for line in read(path):
         print(" | ".join(f"{key} {value}" for key, value in line.items() if value))
 
 

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import caveat
-from caveat import SGMCMC
+from caveat import AEB, SGMCMC, MaskedBNN
 from caveat.engine import captured_steps
-from caveat.engine.chains import langevin_sampler
+from caveat.engine.chains import langevin_chain, langevin_sampler
 from caveat.engine.training import point_training, side_by_side
 
 X = torch.randn(200, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -40,6 +40,13 @@ CHAINS = {
     ),
     "augmented": SGMCMC(chains=2, length=3, thin=1, burn_in=2, learning_rate=0.01, batch_size=50, augment=True),
     "cyclical": SGMCMC(chains=2, length=2, thin=1, burn_in=1, cycle=3, learning_rate=0.01, batch_size=50),
+}
+
+SPARSE_CHAINS = {
+    "AEB": AEB(density=0.2, burn_in=4, length=3, thin=1, learning_rate=0.01, batch_size=20),
+    "AEB, found": AEB(density=0.2, burn_in=4, length=3, thin=1, batch_size=30),
+    "MaskedBNN": MaskedBNN(sparsity=0.35, interval=5, burn_in=4, length=4, thin=1, learning_rate=0.002, batch_size=20),
+    "MaskedBNN, found": MaskedBNN(sparsity=0.35, interval=5, burn_in=4, length=3, thin=1, batch_size=30),
 }
 
 
@@ -133,7 +140,8 @@ def record_on_the_cpu(monkeypatch: pytest.MonkeyPatch, growth: float = 1.0) -> l
         monkeypatch.setattr(captured_steps, name, stand_in)
     monkeypatch.setattr(captured_steps.CapturedSteps, "run", counted)
     monkeypatch.setattr(point_training, "_together", lambda runs: len(runs) > 1)
-    for module in (langevin_sampler, side_by_side):
+    for module in (langevin_chain, langevin_sampler, side_by_side):
         monkeypatch.setattr(module, "are_resident", lambda rows: True)
+    monkeypatch.setattr(langevin_chain, "STOOD", 5)  # these chains are short
     monkeypatch.setattr(sys.modules["torch.optim.adam"], "_get_capturable_supported_devices", lambda *a, **k: ["cpu"])
     return side_by_side_of_runs

@@ -10,10 +10,10 @@ from torch import nn
 import caveat
 from caveat import SGMCMC, Training
 from caveat.engine import captured_steps
-from caveat.engine.chains import langevin_sampler, parallel_chains
+from caveat.engine.chains import langevin_chain, langevin_sampler, parallel_chains
 from caveat.engine.run import Run
 from caveat.engine.training import point_training
-from tests.recorded_steps import CHAINS, Waits, network, rotated, task
+from tests.recorded_steps import CHAINS, SPARSE_CHAINS, Waits, network, rotated, task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -61,6 +61,63 @@ def test_a_killed_recorded_chain_goes_on_as_the_same_chain(
     resumed = fitted(CHAINS[which], folder=tmp_path / "p")
     for name, value in whole.state["params"].items():
         torch.testing.assert_close(resumed.state["params"][name].to(value), value, rtol=1e-4, atol=1e-5)
+
+
+def sparse_fit(method: caveat.Method, **more: Any) -> caveat.Posterior:
+    middle = nn.Tanh(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+    start = caveat.MAP(training=Training(epochs=2)) if isinstance(method, caveat.AEB) else None
+    return fitted(method, task(network(*middle), augment=rotated), start=start, **more)
+
+
+def assert_near(a: caveat.Posterior, b: caveat.Posterior, rtol: float, atol: float) -> None:
+    for group, tensors in a.state.items():
+        for name, value in tensors.items():
+            other = b.state[group][name].to(value.device)
+            torch.testing.assert_close(
+                other, value, rtol=rtol, atol=atol, msg=lambda m, of=f"{group} {name}": f"{of}: {m}"
+            )
+
+
+@pytest.mark.parametrize("which", SPARSE_CHAINS)
+def test_recorded_chains_over_sparse_networks_are_the_chains(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.backends.cudnn, "deterministic", True
+    )  # who comes, goes or is smallest may hang on rounding
+    monkeypatch.setattr(langevin_chain, "STOOD", 5)
+    replays: list[int] = []
+    run = captured_steps.CapturedSteps.run
+    monkeypatch.setattr(captured_steps.CapturedSteps, "run", lambda self, *a: (run(self, *a), replays.append(1))[1])
+    recorded = sparse_fit(SPARSE_CHAINS[which])
+    assert replays, recorded.info.warnings
+    monkeypatch.setattr(langevin_chain, "are_resident", lambda rows: False)
+    replays.clear()
+    plain = sparse_fit(SPARSE_CHAINS[which])
+    assert not replays
+    assert_near(plain, recorded, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("which", SPARSE_CHAINS)
+def test_a_killed_recorded_chain_over_sparse_networks_goes_on(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(langevin_chain, "STOOD", 5)
+    whole = sparse_fit(SPARSE_CHAINS[which])
+    checkpoint, count = Run.checkpoint, 0
+
+    def killed(self: Run, *given: Any) -> None:
+        nonlocal count
+        checkpoint(self, *given)
+        count += 1
+        if count in (3, 5):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    monkeypatch.setattr(Run, "checkpoint", killed)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            sparse_fit(SPARSE_CHAINS[which], folder=tmp_path / "p")
+    assert_near(whole, sparse_fit(SPARSE_CHAINS[which], folder=tmp_path / "p"), rtol=1e-3, atol=2e-4)
 
 
 def test_fast_passes_of_chains_give_about_the_same() -> None:

@@ -32,8 +32,8 @@ GAIN = 1.05  # by which more lanes must be faster
 class Lane:
     """What is stepped: `step(batch, number)` moves the tensors `changed` in place, with random numbers of `generators`.
 
-    A step never waits for the GPU, and its tensors have the same shapes every time. The number, [] in float64, is one
-    that changes from step to step, such as the step size.
+    A step never waits for the GPU, and its tensors have the same shapes every time. The number, [] or [K] in float64,
+    is what changes from step to step, such as the step size.
     """
 
     step: Callable[[Batch, Tensor], None]
@@ -136,31 +136,31 @@ def _warm_up(step: Callable[[], None], device: torch.device) -> None:
 class CapturedSteps:
     """The lanes of a run, stepping through batches out of resident `rows`."""
 
-    def __init__(self, rows: Rows, lanes: Sequence[Lane]) -> None:
-        self._rows, self._lanes = rows, lanes
+    def __init__(self, rows: Rows, lanes: Sequence[Lane], most: int) -> None:
+        """`most` steps are made in one call of `run`."""
+        self._rows, self._lanes, self._most = rows, lanes, most
         self._recordings: dict[int, _Recording] = {}  # by the size of a batch
         self.side_by_side = 0  # how many lanes step at the same time; 0 before the first step
 
     def run(self, batches: Sequence[Tensor], numbers: Tensor) -> None:
-        """Step through batches, positions of rows of every lane [lanes, B], with a number each, [lanes, steps].
+        """Step through batches, positions of rows of every lane [lanes, B], with a number each, [lanes, steps, ...].
 
         Raises CaptureError, with nothing moved, where a step cannot be recorded.
         """
         runs = [list(same) for _, same in groupby(batches, lambda batch: batch.shape[1])]
         for same in runs:
-            self._record(same[0].shape[1], len(same))
+            self._record(same[0].shape[1], numbers)
         first = 0
         for same in runs:
             recording = self._recordings[same[0].shape[1]]
             recording.run(torch.stack(same, 1), numbers[:, first : first + len(same)])
             first += len(same)
 
-    def _record(self, size: int, steps: int) -> None:
-        """Have graphs for so many steps with batches of a size."""
-        known = self._recordings.get(size)
-        if known is not None and known.capacity >= steps:
+    def _record(self, size: int, numbers: Tensor) -> None:
+        """Have graphs for steps with batches of a size and such numbers."""
+        if size in self._recordings:
             return
-        recording = _Recording(self._rows, self._lanes, size, steps)
+        recording = _Recording(self._rows, self._lanes, size, numbers.new_zeros(self._most, *numbers.shape[2:]))
         self.side_by_side = self.side_by_side or recording.lanes_that_pay()
         recording.record(self.side_by_side)
         self._recordings[size] = recording
@@ -169,11 +169,12 @@ class CapturedSteps:
 class _Recording:
     """Graphs of the steps of all lanes, for batches of one size."""
 
-    def __init__(self, rows: Rows, lanes: Sequence[Lane], batch_size: int, capacity: int) -> None:
+    def __init__(self, rows: Rows, lanes: Sequence[Lane], batch_size: int, numbers: Tensor) -> None:
+        """`numbers` are as those of all steps of a lane, [capacity, ...]."""
         device = rows.indices.device
-        self._rows, self._lanes, self.capacity = rows, lanes, capacity
-        self._order = torch.zeros(len(lanes), capacity, batch_size, dtype=torch.long, device=device)
-        self._numbers = torch.zeros(len(lanes), capacity, dtype=torch.float64, device=device)
+        self._rows, self._lanes, self._capacity = rows, lanes, len(numbers)
+        self._order = torch.zeros(len(lanes), len(numbers), batch_size, dtype=torch.long, device=device)
+        self._numbers = torch.zeros(len(lanes), *numbers.shape, dtype=torch.float64, device=device)
         self._place = torch.zeros(len(lanes), 1, dtype=torch.long, device=device)  # the next step of each lane
         self._replays: list[Callable[[], None]] = []
 
@@ -184,7 +185,7 @@ class _Recording:
         self._replays = [self._recorded(group) for group in groups]
 
     def run(self, order: Tensor, numbers: Tensor) -> None:
-        """Step every lane through its rows, [lanes, steps, B], with a number each, [lanes, steps]."""
+        """Step every lane through its rows, [lanes, steps, B], with a number each, [lanes, steps, ...]."""
         steps = order.shape[1]
         self._order[:, :steps] = order.to(self._order.device)
         self._numbers[:, :steps] = numbers.to(self._numbers)
@@ -226,9 +227,10 @@ class _Recording:
         before, drawn = self._kept(which), _drawn(device)
         step = _branches([partial(self._step, i) for i in which], device)
         try:
-            _warm_up(step, device)
-            if _drawn(device) != drawn:
-                raise CaptureError("the network draws random numbers of its own (dropout), so steps are not recorded")
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                _warm_up(step, device)
+                if _drawn(device) != drawn:
+                    raise CaptureError("the network draws random numbers of its own (dropout): steps are not recorded")
         except (CaptureError, torch.OutOfMemoryError):
             self._put_back(which, before)
             raise
@@ -241,7 +243,7 @@ class _Recording:
         rows = self._order[lane].index_select(0, self._place[lane])[0]
         number = self._numbers[lane].index_select(0, self._place[lane])[0]
         self._lanes[lane].step(self._rows.resident(rows), number)
-        self._place[lane].add_(1).remainder_(self.capacity)
+        self._place[lane].add_(1).remainder_(self._capacity)
 
     def _kept(self, which: range) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of what these lanes change, and the states of their generators."""

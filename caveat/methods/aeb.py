@@ -7,6 +7,7 @@ probabilities, delta and sigma (`SpikeSlab`), and the smallest weights of each l
 the burn-in goes on. The weights that are left at its end are those of all draws, which share their places.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -175,20 +176,44 @@ class _Pruned:
         prior = self.noise.log_prior() + (self.task.network.prior.log_prob(rest) if rest else 0.0)
         return likelihood + part.prior_share * prior
 
-    def after_step(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+    @property
+    def arrangement(self) -> object:
+        """Which weights there are."""
+        return self.substitute.layout
+
+    def written(self) -> list[Tensor]:
+        """The latent quantities, and statistics of the module."""
+        return [*self.latent.tensors().values(), *self.substitute.network.module.buffers()]
+
+    def numbers(self, chain: LangevinChain, step: int) -> list[float]:
+        """The share of the weights that are to go which are zero after a step, and the share of the latents' way."""
+        gone = 1 - torch.tensor(-10 * chain.burnt_in(step + 1)).exp().item()
+        return [gone, self.latent.share_of_way(step)]
+
+    def follow(self, numbers: Sequence[float] | Tensor) -> None:
         """Set the smallest weights to zero, then let the latent quantities follow."""
         with torch.no_grad():
             if self.places is None:
-                self._truncate(1 - torch.tensor(-10 * chain.burnt_in).exp().item())
-            self.latent.update(self.values)
+                self._truncate(numbers[0])
+            self.latent.update(self.values, numbers[1])
 
-    def _truncate(self, share: float) -> None:
+    def _truncate(self, share: float | Tensor) -> None:
         """Set to zero, in each layer, a share of the weights that are to go: the smallest, which may grow again."""
         for name, part in self.substitute.layout.split(self.values):
-            gone = int(share * (len(part) - self.left[name]))
-            if gone:
-                size = part.abs()
-                part[size <= size.kthvalue(gone).values] = 0
+            size, to_go = part.abs(), len(part) - self.left[name]
+            if isinstance(share, Tensor):  # of a recorded step, in which how many go must not be looked at
+                count = (share * to_go).long()
+                largest = size.sort().values.index_select(0, (count - 1).clamp_min(0).view(1))
+                part.masked_fill_((size <= largest) & (count > 0), 0)
+            elif gone := int(share * to_go):
+                part.masked_fill_(size <= size.kthvalue(gone).values, 0)
+
+    def decides_after(self, step: int) -> bool:
+        """Never: what is removed for good is so at the end of an epoch."""
+        return False
+
+    def decide(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+        """Not called."""
 
     def after_epoch(self, chain: LangevinChain) -> None:
         """At the end of the burn-in, go on with the largest weights of each layer alone."""

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import caveat
-from caveat import Training
+from caveat import Training, native
 from caveat.engine import captured_steps
 from caveat.engine.run import Run
-from tests.recorded_steps import CHAINS, Waits, network, record_on_the_cpu, rotated, task
+from tests.recorded_steps import CHAINS, SPARSE_CHAINS, Waits, network, record_on_the_cpu, rotated, task
 
 
 def fitted(method: caveat.Method, problem: caveat.Task | None = None, **more: Any) -> caveat.Posterior:
@@ -103,3 +103,77 @@ def test_what_cannot_be_recorded_is_said_and_done_all_the_same(monkeypatch: pyte
     dropout = caveat.DeepEnsemble(members=2, training=Training(epochs=2))
     said = fitted(dropout, task(network(nn.Dropout(0.5)))).info.warnings
     assert any("random numbers of its own" in warning for warning in said)
+
+
+@pytest.fixture
+def no_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are computed as on a GPU: the kernels for a CPU are no operations of torch, and no recording has them."""
+    monkeypatch.setattr(native, "library", lambda: None)
+
+
+def sparse_fit(method: caveat.Method, **more: Any) -> caveat.Posterior:
+    middle = nn.Tanh(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+    start = caveat.MAP(training=Training(epochs=2)) if isinstance(method, caveat.AEB) else None
+    return fitted(method, task(network(*middle), augment=rotated), start=start, **more)
+
+
+@pytest.mark.usefixtures("no_native_kernels")
+@pytest.mark.parametrize("which", SPARSE_CHAINS)
+def test_recorded_chains_over_sparse_networks_are_the_chains(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = sparse_fit(SPARSE_CHAINS[which])
+    lanes = record_on_the_cpu(monkeypatch)
+    recorded = sparse_fit(SPARSE_CHAINS[which])
+    assert lanes
+    assert_equal_states(plain, recorded)
+    diagnostics = plain.info.diagnostics
+    if "accepted" in diagnostics:
+        assert 0 < diagnostics["accepted"] < 1, "nodes came or went, and some did not"
+    assert {k: v for k, v in recorded.info.diagnostics.items() if k != "history"} == {
+        k: v for k, v in diagnostics.items() if k != "history"
+    }
+
+
+def assert_equal_states(a: caveat.Posterior, b: caveat.Posterior) -> None:
+    assert a.state.keys() == b.state.keys()
+    for group, tensors in a.state.items():
+        for name, value in tensors.items():
+            assert torch.equal(b.state[group][name], value), (group, name)
+
+
+@pytest.mark.usefixtures("no_native_kernels")
+@pytest.mark.parametrize("which", SPARSE_CHAINS)
+def test_a_killed_recorded_chain_over_sparse_networks_is_the_same(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = record_on_the_cpu(monkeypatch)
+    whole = sparse_fit(SPARSE_CHAINS[which])
+    checkpoint, count = Run.checkpoint, 0
+
+    def killed(self: Run, *given: Any) -> None:
+        nonlocal count
+        checkpoint(self, *given)
+        count += 1
+        if count in (3, 5):  # while weights are removed, and once draws are taken
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "checkpoint_due", lambda self: self.folder is not None)
+    monkeypatch.setattr(Run, "checkpoint", killed)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            sparse_fit(SPARSE_CHAINS[which], folder=tmp_path / "p")
+    lanes.clear()
+    assert_equal_states(whole, sparse_fit(SPARSE_CHAINS[which], folder=tmp_path / "p"))
+    assert lanes
+
+
+@pytest.mark.usefixtures("no_native_kernels")
+def test_a_sparse_chain_that_cannot_be_recorded_says_so_once_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = network(Waits(), nn.Conv2d(8, 8, 3), nn.Dropout(0.2))
+    method = SPARSE_CHAINS["MaskedBNN"]
+    plain = fitted(method, task(module))
+    record_on_the_cpu(monkeypatch)
+    said = fitted(method, task(module))
+    assert len([warning for warning in said.info.warnings if "operation by operation" in warning]) == 1
+    assert_equal_states(plain, said)
+    dropout = fitted(method, task(network(nn.Conv2d(8, 8, 3), nn.Dropout(0.2))))
+    assert any("random numbers of its own" in warning for warning in dropout.info.warnings)

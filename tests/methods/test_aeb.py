@@ -30,8 +30,8 @@ def test_inclusion_scale_and_share_are_the_maxima_of_the_expected_log_joint() ->
     torch.testing.assert_close(latent.expected_inclusion(values), rho)
 
     latent.inclusion = rho
-    omega, before = latent.weight, (latent.variance.clone(), latent.share.clone())
-    latent.update(values)
+    omega, before = latent.share_of_way(0), (latent.variance.clone(), latent.share.clone())
+    latent.update(values, omega)
     reached = [b + (a - b) / omega for b, a in zip(before, (latent.variance, latent.share), strict=True)]
 
     def expected(sigma: Tensor, share: Tensor) -> Tensor:
@@ -114,13 +114,13 @@ def test_stochastic_approximation_comes_to_the_exact_fixed_point(monkeypatch: py
     seen: list[tuple[Tensor, float, float]] = []
     update = SpikeSlab.update
 
-    def recorded(self: SpikeSlab, values: Tensor) -> None:
-        update(self, values)
+    def recorded(self: SpikeSlab, values: Tensor, omega: float) -> None:
+        update(self, values, omega)
         seen.append((self.inclusion.view(COPIES, 8).mean(0), float(self.share), float(self.variance)))
 
     monkeypatch.setattr(SpikeSlab, "update", recorded)
     # As after ten thousand steps and more: what is left is the error of a last step, which is of the order of omega.
-    monkeypatch.setattr(SpikeSlab, "weight", property(lambda self: 10 * (10_000 + 10 * self.step) ** -0.75))
+    monkeypatch.setattr(SpikeSlab, "share_of_way", staticmethod(lambda step: 10 * (10_000 + 10 * step) ** -0.75))
     rate = 0.05 / PRECISION * 8  # so that the variance of the weights is 2.5% too large
     method = AEB(density=1.0, spike=SPIKE, slab=SLAB, burn_in=0, length=1, thin=1800, learning_rate=rate, momentum=0.0)
     caveat.fit(orthogonal(), replace(method, temperature=1.0), progress=False)

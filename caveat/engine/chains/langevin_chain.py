@@ -3,17 +3,20 @@
 The target says what is moved and what happens to it between steps: weights are removed, nodes come and go. The step
 size is the learning rate over the number of rows, or is found in the burn-in (`step_search`). Every random number comes
 from a stream named by seed and epoch, so a chain that was killed continues bit for bit.
+
+On a GPU steps are recorded and replayed (`captured_steps`) while the target stays arranged as it is.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
+from caveat.engine.captured_steps import CapturedSteps, CaptureError, Lane, are_resident
 from caveat.engine.chains.coordinates import log_noise_centre
 from caveat.engine.chains.langevin import LangevinDynamics
 from caveat.engine.chains.parallel_chains import random_stream
@@ -29,10 +32,13 @@ from caveat.engine.training import BatchPart, steps_per_epoch
 from caveat.likelihoods import Hyper, learned_noise
 from caveat.network import Network, Params
 from caveat.randomness import seeded
+from caveat.rows import Batch
 from caveat.storage import State
 from caveat.task import Task
 
 __all__ = ["LangevinChain", "LearnedNoise", "Sampling", "Target"]
+
+STOOD = 20  # steps that a target has stood as it is before they are recorded, which takes as long as some ten of them
 
 
 class Sampling(Protocol):
@@ -72,14 +78,30 @@ class Target(Protocol):
 
     moved: Params  # every step changes these in place
 
+    @property
+    def arrangement(self) -> object:
+        """What a step computes with: as long as it is the same object, so are the shapes of all tensors."""
+
+    def written(self) -> list[Tensor]:
+        """The tensors beside `moved` that `log_joint` and `follow` change in place."""
+
+    def numbers(self, chain: "LangevinChain", step: int) -> list[float]:
+        """What `follow` is to know of a step, counted from 0; always as many."""
+
     def log_joint(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
         """An estimate of the log density, [], from a rank's part of a batch; the ranks' estimates are summed."""
 
     def log_smooth(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
         """The part of `log_joint` whose curvature limits the step size: all of it, but for kinks such as |w|'s."""
 
-    def after_step(self, chain: "LangevinChain", batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
-        """Called after every step; the batch is None on a rank that has no rows of it."""
+    def follow(self, numbers: Sequence[float] | Tensor) -> None:
+        """Called after every step is made; where it is recorded with a tensor [K] in float64, not to be looked at."""
+
+    def decides_after(self, step: int) -> bool:
+        """Whether `decide` is called after a step, counted from 0."""
+
+    def decide(self, chain: "LangevinChain", batch: Batch | None, part: BatchPart) -> None:
+        """Called where it was asked for; the step's batch is None on a rank that has no rows of it."""
 
     def after_epoch(self, chain: "LangevinChain") -> None:
         """Called after every epoch, before a draw is taken."""
@@ -114,17 +136,23 @@ class LangevinChain:
         self.epoch = self.step = self.taken = 0
         self.history: list[dict[str, float]] = []
         self.draws: State = {}  # tensors named "draw/name"
+        self._noise, self._augment = torch.Generator(run.device), torch.Generator(run.device)
+        self._total = torch.zeros((), dtype=torch.float64, device=run.device)  # of an epoch's log densities
+        self._captures = are_resident(self.rows) and run.ranks.size == 1
+        self._captured: CapturedSteps | None = None
+        self._arrangement: object = None
+        self._stands_since = 0
+        self._last: dict[int, Batch] = {}  # the last batch of recorded steps, by its size
 
     @property
     def epochs(self) -> int:
         """How many passes over the data the chain makes."""
         return self.burn_in + self.sampling.length * self.thin
 
-    @property
-    def burnt_in(self) -> float:
-        """The share of the burn-in that is over."""
+    def burnt_in(self, step: int) -> float:
+        """The share of the burn-in that is over after so many steps."""
         steps = self.burn_in * self.steps
-        return min(1.0, self.step / steps) if steps else 1.0
+        return min(1.0, step / steps) if steps else 1.0
 
     def run_all(self) -> State:
         """Run the chain to its end; returns the draws, tensors named "draw/name"."""
@@ -150,24 +178,31 @@ class LangevinChain:
 
     def _one_epoch(self) -> None:
         """Step through all rows once, in an order of the epoch's own."""
-        run, started, device = self.run, time.monotonic(), self.run.device
-        streams = [random_stream(run.seed, "chain", self.epoch, what) for what in ("order", "module")]
-        order = torch.randperm(self.task.n, generator=streams[0]).tensor_split(self.steps)
+        run, started = self.run, time.monotonic()
+        order = torch.randperm(self.task.n, generator=self._stream("order")).tensor_split(self.steps)
         shares = [positions.tensor_split(run.ranks.size) for positions in order]
-        batches = self.rows.batches([share for s in shares if len(share := s[run.ranks.rank])], device)
-        noise = random_stream(run.seed, "chain", self.epoch, "noise", device=device)
-        self.choices = random_stream(run.seed, "chain", self.epoch, "choices")  # the same on all ranks
-        augment = random_stream(run.seed, "chain", self.epoch, "augment", run.ranks.rank, device=device)
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        with seeded(streams[1].initial_seed() % 2**62 + run.ranks.rank, device):  # for dropout inside the module
-            for parts in shares:
-                part = BatchPart.of_rank(parts, run.ranks.rank)
-                batch = next(batches) if len(parts[run.ranks.rank]) else None
-                if batch is not None and self.task.augment is not None:
-                    batch = self.task.augment(batch[0], augment), batch[1]
-                total += self._one_step(batch, part, noise)
-                self.step += 1
-                self.target.after_step(self, batch, part)
+        # Rows in memory are read piece by piece, as some pieces are recorded; others are read ahead, through the epoch.
+        epoch = None if self._captures else self._batches(shares)
+        self._noise.manual_seed(self._stream("noise").initial_seed())
+        self._augment.manual_seed(self._stream("augment", run.ranks.rank).initial_seed())
+        self.choices = self._stream("choices")  # the same on all ranks
+        self._total.zero_()
+        with seeded(self._stream("module").initial_seed() % 2**62 + run.ranks.rank, run.device):  # for dropout
+            for piece in self._pieces():
+                if self.search.due(self.step):
+                    self._measure()
+                root_step_size = self.search.step_size[0].sqrt()
+                recorded, batch = self._recorded_steps(order[piece], root_step_size), None
+                batches = self._batches(shares[piece]) if epoch is None else epoch
+                for parts in shares[piece] if recorded is None else ():
+                    batch = self._augmented(next(batches)) if len(parts[run.ranks.rank]) else None
+                    part = BatchPart.of_rank(parts, run.ranks.rank)
+                    numbers = self.target.numbers(self, self.step)
+                    self._total += self._one_step(batch, part, root_step_size, numbers)
+                    self.step += 1
+                if self.target.decides_after(self.step - 1):
+                    self.target.decide(self, recorded or batch, BatchPart.of_rank(shares[piece][-1], run.ranks.rank))
+        total = self._total.clone()
         run.ranks.add([total])
         self.epoch += 1
         passes = 1 + self.search.cost(range(self.step - self.steps, self.step))
@@ -177,19 +212,78 @@ class LangevinChain:
         self._check_finite(loss)
         self.history.append({"epoch": self.epoch, "loss": loss, "seconds": time.monotonic() - started})
 
-    def _one_step(self, batch: tuple[Inputs, Tensor] | None, part: BatchPart, rng: torch.Generator) -> Tensor:
+    def _stream(self, *what: object) -> torch.Generator:
+        """The random numbers of this epoch for a purpose."""
+        return random_stream(self.run.seed, "chain", self.epoch, *what)
+
+    def _batches(self, shares: Sequence[tuple[Tensor, ...]]) -> Iterator[Batch]:
+        """This rank's batches, where it has rows of them."""
+        mine = [share[self.run.ranks.rank] for share in shares]
+        return self.rows.batches([share for share in mine if len(share)], self.run.device)
+
+    def _augmented(self, batch: Batch) -> Batch:
+        augment = self.task.augment
+        return batch if augment is None else (augment(batch[0], self._augment), batch[1])
+
+    def _pieces(self) -> Iterator[slice]:
+        """The steps of an epoch, cut where the curvature is measured and where the target decides."""
+        begun, first = self.step, 0
+        for end in range(1, self.steps + 1):
+            step = begun + end
+            if end == self.steps or self.search.due(step) or self.target.decides_after(step - 1):
+                yield slice(first, end)
+                first = end
+
+    def _one_step(
+        self, batch: Batch | None, part: BatchPart, root_step_size: Tensor, numbers: Sequence[float] | Tensor
+    ) -> Tensor:
         """Move by the gradient of a batch; returns this rank's part of the log density, []."""
-        if self.search.due(self.step):
-            self._measure()
         moved = self.target.moved
         value, gradients = self._gradients(self.target.log_joint, batch, part)
-        root_step_size = self.search.step_size[0].sqrt()
         with torch.no_grad():
             for (name, tensor), gradient in zip(moved.items(), gradients, strict=True):
-                noise = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype, device=tensor.device)
+                noise = torch.randn(tensor.shape, generator=self._noise, dtype=tensor.dtype, device=tensor.device)
                 root = root_step_size.to(tensor.dtype)
                 self.dynamics.step(tensor, self.velocity[name], gradient, root, noise)
+        self.target.follow(numbers)
         return value
+
+    def _recorded_steps(self, order: Sequence[Tensor], root_step_size: Tensor) -> Batch | None:
+        """Make steps that were recorded; returns the batch of the last, or None, with nothing moved, where none are."""
+        captured = self._recording()
+        if captured is None:
+            return None
+        steps = range(self.step, self.step + len(order))
+        numbers = torch.tensor([self.target.numbers(self, step) for step in steps], dtype=torch.float64)
+        numbers = torch.cat([root_step_size.expand(len(order), 1), numbers.to(root_step_size)], 1)
+        try:
+            captured.run([positions[None] for positions in order], numbers[None])
+        except CaptureError as error:
+            self.run.warnings.append(f"{error}: the chain steps operation by operation")
+            self._captures, self._captured = False, None
+            return None
+        self.step = steps.stop
+        return self._last[len(order[-1])]
+
+    def _recording(self) -> CapturedSteps | None:
+        """Recorded steps of the target as it is arranged, once it has stood like that for a while."""
+        if self._arrangement is not self.target.arrangement:
+            self._arrangement, self._stands_since, self._captured = self.target.arrangement, self.step, None
+            self._last.clear()
+        if self._captures and self._captured is None and self.step - self._stands_since >= STOOD:
+            self._captured = CapturedSteps(self.rows, [self._lane()], self.steps)
+        return self._captured
+
+    def _lane(self) -> Lane:
+        """A step as one that can be recorded."""
+
+        def step(batch: Batch, numbers: Tensor) -> None:
+            batch = self._last[len(batch[1])] = self._augmented(batch)
+            part = BatchPart(0, len(batch[1]), 1.0)
+            self._total.add_(self._one_step(batch, part, numbers[0], numbers[1:]))
+
+        changed = [*self.target.moved.values(), *self.velocity.values(), *self.target.written(), self._total]
+        return Lane(step, changed, [self._noise, self._augment])
 
     def _gradients(
         self,

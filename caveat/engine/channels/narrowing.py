@@ -214,5 +214,7 @@ def _cut(tensor: Tensor, index: Index) -> Tensor:
 def _mesh(index: Index, like: Tensor) -> tuple[Tensor, ...]:
     """Index tensors that pick the product of each axis's entries; axes after the last that is cut need none."""
     n = 1 + max((axis for axis, entries in enumerate(index) if entries is not None), default=0)
-    parts = [torch.arange(like.shape[axis]) if entries is None else entries for axis, entries in enumerate(index[:n])]
-    return tuple(part.to(like.device).view(-1, *[1] * (n - 1 - axis)) for axis, part in enumerate(parts))
+    everything = [torch.arange(size, device=like.device) for size in like.shape[:n]]
+    pairs = zip(everything, index[:n], strict=True)
+    parts = [of_axis if entries is None else entries.to(like.device) for of_axis, entries in pairs]
+    return tuple(part.view(-1, *[1] * (n - 1 - axis)) for axis, part in enumerate(parts))

@@ -7,6 +7,7 @@ narrower one, without the nodes that are off. Their weights go on moving under t
 comes with the weights that it has by then.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -115,7 +116,7 @@ class MaskedNetwork:
         if self.channels is None:
             return self.network, {}
         kept = self.kept(mask)
-        return narrow_network(self.network, self.channels, kept), kept_entries(self.channels, kept)
+        return narrow_network(self.network, self.channels, kept), kept_entries(self.channels, kept, self.run.device)
 
     def _arrange(self) -> None:
         self.arranged = None
@@ -126,9 +127,10 @@ class MaskedNetwork:
         """The log joint density of a batch: likelihood of the narrow network, prior of all weights."""
         thin = _gathered(self.moved | self.buffers, self.index)
         outputs = self.narrow(thin, x, train=True)
-        for name, buffer in self.buffers.items():
-            if name in self.index:
-                self.buffers[name] = scatter(thin[name], self.index[name], buffer)
+        with torch.no_grad():
+            for name, buffer in self.buffers.items():
+                if name in self.index:
+                    buffer.copy_(scatter(thin[name], self.index[name], buffer))
         likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)
         weights = {name: self.moved[name] for name in self.network.names}
         return likelihood + part.prior_share * (self.task.network.prior.log_prob(weights) + self.noise.log_prior())
@@ -175,10 +177,28 @@ class MaskedNetwork:
                 result[name] = thin[name] * torch.cat(parts).view(1, -1, *[1] * (thin[name].ndim - 2))
         return result
 
-    def after_step(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
-        """Every few steps, try a birth or a death on the step's batch."""
-        if chain.step % self.interval or not len(self.mask):
-            return
+    @property
+    def arrangement(self) -> object:
+        """The network of the nodes that are on."""
+        return self.narrow
+
+    def written(self) -> list[Tensor]:
+        """Statistics of the module."""
+        return [*self.buffers.values()]
+
+    def numbers(self, chain: LangevinChain, step: int) -> list[float]:
+        """None."""
+        return []
+
+    def follow(self, numbers: Sequence[float] | Tensor) -> None:
+        """Nothing follows the weights but what is decided."""
+
+    def decides_after(self, step: int) -> bool:
+        """Every few steps."""
+        return (step + 1) % self.interval == 0 and len(self.mask) > 0
+
+    def decide(self, chain: LangevinChain, batch: tuple[Inputs, Tensor] | None, part: BatchPart) -> None:
+        """Try a birth or a death on the last step's batch."""
 
         def evaluate(mask: Tensor) -> tuple[float, Tensor]:
             with seeded(chain.step, self.run.device):  # dropout inside the module is the same for both masks

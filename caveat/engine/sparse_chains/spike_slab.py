@@ -39,12 +39,11 @@ class SpikeSlab:
         self.inclusion = torch.full((sum(sizes),), 0.5, dtype=like.dtype, device=like.device)  # rho
         self.share = torch.full((len(sizes),), 0.5, dtype=torch.float64, device=like.device)  # delta
         self.variance = torch.ones((), dtype=torch.float64, device=like.device)  # sigma^2
-        self.step = 0
 
-    @property
-    def weight(self) -> float:
-        """Omega: the share of the way that the next step goes."""
-        return 10 * (1000 + self.step) ** -0.75
+    @staticmethod
+    def share_of_way(step: int) -> float:
+        """Omega: the share of the way that a step goes, counted from 0."""
+        return float(10 * (1000 + step) ** -0.75)
 
     def log_prior(self, values: Tensor) -> Tensor:
         """The log prior of flat weights [size], but for what does not depend on them."""
@@ -57,14 +56,17 @@ class SpikeSlab:
         std = self.variance.sqrt().to(values)
         slab = -0.5 * (values / std).square() / self.slab - 0.5 * math.log(2 * math.pi * self.slab)
         spike = -(values / std).abs() / self.spike - math.log(2 * self.spike)
-        counts = torch.tensor(self.counts, device=values.device)
-        odds = torch.logit(self.share).to(values).repeat_interleave(counts, output_size=len(values))
-        return torch.sigmoid(slab - spike + odds)
+        odds = torch.logit(self.share).to(values)
+        of_weights = torch.cat([odds[layer].expand(count) for layer, count in enumerate(self.counts)])
+        return torch.sigmoid(slab - spike + of_weights)
 
-    def update(self, values: Tensor) -> None:
-        """A step of stochastic approximation at these weights; those at zero were removed and have no scale."""
-        omega = self.weight
-        self.inclusion.lerp_(self.expected_inclusion(values), omega)
+    def update(self, values: Tensor, omega: float | Tensor) -> None:
+        """A step of stochastic approximation at these weights; those at zero were removed and have no scale.
+
+        On a GPU nothing waits for it. A number of a recorded step is a tensor, [] in float64.
+        """
+        of_weights = omega.to(self.inclusion) if isinstance(omega, Tensor) else omega
+        self.inclusion.lerp_(self.expected_inclusion(values), of_weights)
         there = values.count_nonzero().double()
         absolute = ((1 - self.inclusion) * values.abs()).sum().double() / self.spike
         square = (self.inclusion * values.square()).sum().double() / self.slab + there
@@ -73,7 +75,6 @@ class SpikeSlab:
         self.variance.lerp_(std**2, omega)
         sums = torch.stack([part.sum() for part in self.inclusion.split(self.counts)]).double()
         self.share.lerp_((sums + self.sizes - 1) / (3 * self.sizes - 2), omega)
-        self.step += 1
 
     def select(self, places: Tensor, counts: list[int]) -> None:
         """Go on with some of the weights, `counts` of each layer; the others count as excluded."""
@@ -81,12 +82,10 @@ class SpikeSlab:
 
     def tensors(self) -> Params:
         """What a checkpoint keeps."""
-        step = torch.tensor(self.step)
-        return {"inclusion": self.inclusion, "share": self.share, "variance": self.variance, "step": step}
+        return {"inclusion": self.inclusion, "share": self.share, "variance": self.variance}
 
     def restore(self, tensors: Params) -> None:
         """Go on from a checkpoint."""
         self.inclusion, self.share, self.variance = (
             tensors[name].to(self.share.device, copy=True) for name in ("inclusion", "share", "variance")
         )
-        self.step = int(tensors["step"])

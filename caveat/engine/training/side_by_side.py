@@ -52,7 +52,7 @@ class _Together:
         for loop in loops:
             loop.measure_flops(x, len(y))
         lanes = [_lane(*parts) for parts in zip(loops, self.generators, self.totals, strict=True)]
-        self.steps = CapturedSteps(loops[0].rows, lanes)
+        self.steps = CapturedSteps(loops[0].rows, lanes, loops[0].steps)
 
     def run_epoch(self) -> None:
         """Make one pass over the training rows in every loop."""

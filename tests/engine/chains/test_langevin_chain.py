@@ -24,8 +24,22 @@ class Gaussian:
 
     log_smooth = log_joint
 
-    def after_step(self, chain: LangevinChain, batch: object, part: BatchPart) -> None:
+    arrangement = None
+
+    def written(self) -> list[Tensor]:
+        return []
+
+    def numbers(self, chain: LangevinChain, step: int) -> list[float]:
+        return []
+
+    def follow(self, numbers: object) -> None:
         self.squares.append(self.moved["z"].detach().square())
+
+    def decides_after(self, step: int) -> bool:
+        return False
+
+    def decide(self, chain: LangevinChain, batch: object, part: BatchPart) -> None:
+        raise AssertionError("there is nothing to decide")
 
     def after_epoch(self, chain: LangevinChain) -> None:
         pass
