@@ -18,7 +18,7 @@ from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
 from caveat.engine.run import Info, Run, RunFile, digest_of_finished
-from caveat.engine.training import Training, check_against_marginals, warn_if_no_optimum
+from caveat.engine.training import Training, check_against_marginals, warn_if_no_optimum, warn_of_noise
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
@@ -176,6 +176,7 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
             if method.starts_from == "trained":
                 what = f"the point that {type(method).__name__} starts from"
                 warn_if_no_optimum(task, task.network.to(place), begin["params"], run, what)
+                warn_of_noise(task, run)
             state, info = method.fit(task, begin, run)
     except BaseException:  # a Ctrl-C too
         if run.folder is not None and run.ranks.first and not any(run.folder.rglob("*.safetensors")):
@@ -290,7 +291,7 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
     params = network.params()
     if method.starts_from != "trained":
         return task, {"params": params, "hyper": task.hyper}
-    hyper = task.fitted_hyper(network, params)
+    hyper = task.fitted_hyper(network, params, task.validation)
     # A network that has learned nothing can be a little better by luck.
     margin = 0.01 * (abs(task.baseline) if network.likelihood.kind == "classification" else 1.0)
     limit = task.baseline + margin

@@ -162,10 +162,10 @@ def test_other_labels_batch_sizes_and_augmentation_are_another_task() -> None:
         ),
         (
             lambda t: caveat.Task(nn.Linear(2, 2), (np.ones((3, 2)), np.ones(3)), caveat.Categorical()),
-            "torch.from_numpy",
+            "needs integer class labels",
         ),
         (lambda t: caveat.Task(nn.Linear(2, 2), t.train.dataset, caveat.Categorical(), validation=2.0), "below 1"),
-        (lambda t: caveat.fit(t, POINT, progress=False).predict("a text"), "not a str: make a tensor of it"),
+        (lambda t: caveat.fit(t, POINT, progress=False).predict("a text"), r"not a str: give what the tokenizer makes"),
         (lambda t: caveat.fit(t, POINT, progress=False).predict(torch.ones(3, 2), draws=2.5), "whole number"),
     ],
 )

@@ -6,6 +6,7 @@
     point_training         weights and noise that maximise log p(D, theta)
     arrival                whether weights are at an optimum: what one step along the gradient would still gain
     marginals              whether what was fitted predicts better than the targets' marginals; asked after every fit
+    learned_noise          whether the noise that a point learns can be believed
     batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
     temperature_scaling    one number that makes a trained network as sure as it should be
 
@@ -15,6 +16,7 @@ Called by MAP, deep ensembles, SWAG and MC dropout, by the variational methods, 
 from caveat.engine.training.arrival import gain_left, warn_if_no_optimum
 from caveat.engine.training.batchnorm_statistics import has_batchnorm, refreshed_statistics, statistic_names
 from caveat.engine.training.knobs import ADAM, Training
+from caveat.engine.training.learned_noise import warn_of_noise
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
 from caveat.engine.training.marginals import check_against_marginals
 from caveat.engine.training.point_training import (
@@ -48,4 +50,5 @@ __all__ = [
     "train_points",
     "training_report",
     "warn_if_no_optimum",
+    "warn_of_noise",
 ]

@@ -7,7 +7,8 @@ them (`Likelihood.baseline`), so that the bracket is what a row adds to the code
 posterior of use has a mean gain that is above zero by more than its standard error.
 
 Validation rows are looked at where the task has ten or more. On training rows every method looks better than it is:
-there a warning means that nothing was learned, and no warning means little.
+there a warning means that nothing was learned, and no warning means little. Two to nine validation rows are looked at
+beside training rows, and can say that predictions are worse, but not that they are better.
 """
 
 import math
@@ -52,6 +53,9 @@ def check_against_marginals(task: Task, predict: Predict, draws: int, run: Run) 
         try:
             with seeded(0, run.device), torch.no_grad():  # for data that are augmented as they are read
                 gains = _gains(task, predict, draws, rows.some(FIRST))
+                few = torch.empty(0)
+                if task.validation is not None and not held_out:
+                    few = _gains(task, predict, draws, task.validation)
                 if len(rows) > FIRST and not _mean(gains) > NO_DOUBT * _error(gains):
                     gains = _gains(task, predict, draws, rows.some(MOST))
         except Exception as error:  # whatever a module, a data set or a likelihood of somebody's own may raise
@@ -62,6 +66,8 @@ def check_against_marginals(task: Task, predict: Predict, draws: int, run: Run) 
             found = {"rows": kind, "count": len(gains), "gain": _number(gain), "error": _number(error_of_gain)}
             if not gain > error_of_gain:
                 told = _warning(task.network.likelihood, gain, error_of_gain, f"{len(gains)} {kind} rows")
+            elif len(few) > 1 and not _mean(few) >= -_error(few):
+                told = _warning(task.network.likelihood, _mean(few), _error(few), f"{len(few)} validation rows")
     found, told = run.ranks.from_first((found, told))
     if told is not None:
         run.warnings.append(told)

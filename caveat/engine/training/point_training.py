@@ -12,6 +12,7 @@ from caveat.engine.captured_steps import CaptureError
 from caveat.engine.run import Run
 from caveat.engine.training.arrival import warn_if_no_optimum
 from caveat.engine.training.knobs import Training
+from caveat.engine.training.learned_noise import warn_of_noise
 from caveat.engine.training.loop import BatchPart, Loop, OptimizerOf, Variables, run_loop
 from caveat.engine.training.side_by_side import run_loops_together
 from caveat.likelihoods import Hyper, Likelihood, learned_noise
@@ -170,6 +171,7 @@ class PointTraining:
         moved = {name: t for name, t in variables.buffers.items() if name in self._owned}
         params = {name: t.detach().contiguous() for name, t in (variables.weights | moved).items()}
         hyper = self.task.fitted_hyper(self.network, params, self.task.validation)
+        warn_of_noise(self.task, self.run)
         point = Point(params, hyper, history)
         taken = point.report()["taken_epoch"]
         if self._is_optimum and taken == history[-1]["epoch"]:  # an earlier one is no optimum, on purpose

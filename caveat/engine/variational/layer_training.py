@@ -37,6 +37,7 @@ from caveat.engine.training import (
     row_losses,
     steps_per_epoch,
     total_steps,
+    warn_of_noise,
 )
 from caveat.engine.variational.bound import check_fine, gaussian_kl, noise_of_batch, noise_of_weights, precisions
 from caveat.engine.variational.layer_posterior import LayerState
@@ -191,6 +192,7 @@ class LayerTraining:
         self._take_up()
         substitute.use(self.mean.detach())
         hyper = task.fitted_hyper(substitute.network, {}, task.validation)
+        warn_of_noise(task, self.run)
         log_std = None if self.log_std is None else self.log_std.detach()
         return Trained(substitute.layout, self.mean.detach(), log_std, substitute.rest(), hyper, history)
 

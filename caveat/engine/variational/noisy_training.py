@@ -22,6 +22,7 @@ from caveat.engine.training import (
     Variables,
     optimise,
     total_steps,
+    warn_of_noise,
 )
 from caveat.engine.variational.bound import check_fine, noise_of_batch, noise_of_weights
 from caveat.engine.variational.unit_noise import factors_of
@@ -117,6 +118,7 @@ class NoisyTraining:
         pruned()
         network = self.substitute.network
         hyper = self.task.fitted_hyper(network, {}, self.task.validation)
+        warn_of_noise(self.task, self.run)
         return self.substitute.rest(), hyper
 
     def _decay(self) -> dict[str, float] | None:
