@@ -46,11 +46,12 @@ def digit_panel() -> list[str]:
     print(f"row {row}: a {true}, named {named} with {shares[0]:.3f}; posterior {shares[1]:.3f}, truth {shares[2]:.3f}")
     pixels = x[row, 0] * grainy.preprocessing["std"][0] + grainy.preprocessing["mean"][0]
     shown = [text(24, 36, f"A noisy {true}", 17, weight=600), *image(pixels.clamp(0, 1), 24, 62, 18)]
+    shown.append(text(24, 226, "a test image", 13, QUIET))
     for top, title, colour, probs in (
         (62, f"the network: “a {named}”, {shares[0]:.0%} sure", POINT, of_point[row]),
         (168, f"its posterior: {shares[1]:.0%} for {named}, {shares[2]:.0%} for {true}", POSTERIOR, of_posterior[row]),
     ):
-        shown += [text(194, top + 12, title, 14, colour, 600), *bars(probs, 194, top + 22, colour)]
+        shown += [text(194, top + 12, title, 13, colour, 600), *bars(probs, 194, top + 22, colour)]
     return shown
 
 
@@ -74,31 +75,32 @@ def curve_panel() -> list[str]:
     grid = torch.linspace(-2.5, 2.5, 121)[:, None]
     prediction = posterior.predict(grid)
     low, high = prediction.interval(0.9)
-    edge, middle = (float((high - low)[i]) for i in (0, int((grid.flatten() + 1).abs().argmin())))
-    print(f"width of the band: {edge:.2f} at the edge, {middle:.2f} among the data")
+    widths = [float((high - low)[i]) for i in (0, int((grid.flatten() + 1).abs().argmin()))]
+    print(f"width of the band: {widths[0]:.2f} at the edge, {widths[1]:.2f} among the data")
     across = [498 + 338 * (float(value) + 2.5) / 5 for value in grid]
-    band = list(zip(across, heights(high), strict=True)) + list(zip(across, heights(low), strict=True))[::-1]
+    ends = float(low.min()), float(high.max())
+    above, below = (list(zip(across, heights(edge, ends), strict=True)) for edge in (high, low))
+    band = above + below[::-1]
     places = [498 + 338 * (float(value) + 2.5) / 5 for value in x]
-    line = path(list(zip(across, heights(prediction.mean), strict=True)))
+    line = path(list(zip(across, heights(prediction.mean, ends), strict=True)))
     points = [
         f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.6" fill="{DATA}"/>'
-        for left, top in zip(places, heights(y), strict=True)
+        for left, top in zip(places, heights(y, ends), strict=True)
     ]
     return [
         f'<line x1="472" y1="24" x2="472" y2="{HEIGHT - 24}" stroke="#dfe3e8"/>',
         text(498, 36, "A regression: 90% intervals", 17, weight=600),
-        '<clipPath id="frame"><rect x="498" y="52" width="338" height="206"/></clipPath><g clip-path="url(#frame)">',
         f'<polygon points="{path(band)}" fill="{POSTERIOR}" fill-opacity="0.22"/>',
         f'<polyline points="{line}" fill="none" stroke="{POSTERIOR}" stroke-width="2"/>',
         *points,
-        "</g>",
-        text(498, 282, "narrow at the data, wide away from them", 13, QUIET),
+        text(498, 282, "narrow at the data (dots), wide away from them", 13, QUIET),
     ]
 
 
-def heights(values: Tensor) -> list[float]:
-    """Numbers from -3 to 3 as places on the page."""
-    return [min(max(155 - 103 * float(value) / 3, -50), 400) for value in values.flatten()]
+def heights(values: Tensor, ends: tuple[float, float]) -> list[float]:
+    """Numbers between two ends, the lowest and the highest that is drawn, as places on the page."""
+    low, high = ends
+    return [256 - 202 * (float(value) - low) / (high - low) for value in values.flatten()]
 
 
 def image(pixels: Tensor, left: int, top: int, side: int) -> list[str]:
