@@ -5,7 +5,7 @@
 
 The same command goes on where the last one stopped, or was killed: `caveat bench` with a limit, for machines that are
 lent by the minute and have no more than torch, numpy, safetensors and tqdm. It writes, beside the experiment file or
-as --csv says, a row for every finished cell and condition (and none twice):
+as --csv says, a row for every cell and condition (and none twice) as soon as the cell is finished:
 
     data, model, method, seed, shift, severity, the metrics, fit_seconds, peak_gb, rhat_predictions (the largest, of
     chains), chosen, device, torch, command, commit
@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 from caveat import bench
+from caveat.bench.plan import Cell
+from caveat.bench.results import long_table
 
 METRICS = ("accuracy", "nll", "joint_nll", "ece", "marginal_calibration_error", "brier", "agreement", "total_variation")
 METRICS += ("auroc_entropy", "auroc_epistemic", "rmse", "crps", "coverage_90")
@@ -49,30 +51,32 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def who_of(cell: Cell) -> tuple[str, ...]:
+    """Data, model, method and seed."""
+    return cell.data.label, cell.model, cell.label, str(cell.seed)
+
+
 def lines_of(experiment: bench.Experiment, out: Path, names: set[str], about: Line) -> list[Line]:
     """A row for each finished cell of the folder and each of its conditions."""
-    cells: dict[tuple[str, ...], Line] = {}
-    for result in bench.read_results(experiment, out):
-        who = (result.cell.data.label, result.cell.model, result.cell.label, str(result.cell.seed))
-        rhat = result.saved.info["diagnostics"].get("rhat_predictions")
-        cells[who] = {"chosen": result.saved.chosen, "rhat_predictions": "" if rhat is None else f"{rhat:.4g}"}
     lines: dict[tuple[str, ...], Line] = {}
-    costs: dict[tuple[str, ...], dict[str, str]] = {}
-    for row in read(out / "results.csv"):
-        who = tuple(row[name] for name in WHO)
+    results = bench.read_results(experiment, out)
+    cells: dict[tuple[str, ...], Line] = {}
+    for result in results:
+        rhat, cost = result.saved.info["diagnostics"].get("rhat_predictions"), result.saved.cost
+        cells[who_of(result.cell)] = {
+            "chosen": result.saved.chosen,
+            "rhat_predictions": "" if rhat is None else f"{rhat:.4g}",
+            "fit_seconds": f"{cost['fit_seconds']:.4g}" if cost.get("fit_seconds") else "",
+            "peak_gb": f"{cost['peak_bytes'] / 1e9:.3g}" if cost.get("peak_bytes") else "",
+        }
+    for row in long_table(results):
+        who = tuple(str(row[name]) for name in WHO)
         if row["role"] == "cost":
-            costs.setdefault(who, {})[row["metric"]] = row["value"]
             continue
-        key = (*who, row["shift"], row["severity"])
+        key = (*who, *("" if row[name] is None else str(row[name]) for name in WHERE))
         line = lines.setdefault(key, dict(zip((*WHO, *WHERE), key, strict=True)) | about | cells[who])
-        if row["metric"] in METRICS and row["value"]:
-            line[row["metric"]] = f"{float(row['value']):.5g}"
-    for key, line in lines.items():
-        cost = costs.get(key[:4], {})
-        if cost.get("fit_seconds"):
-            line["fit_seconds"] = f"{float(cost['fit_seconds']):.4g}"
-        if cost.get("peak_bytes"):
-            line["peak_gb"] = f"{float(cost['peak_bytes']) / 1e9:.3g}"
+        if row["metric"] in METRICS and row["value"] is not None:
+            line[row["metric"]] = f"{row['value']:.5g}"
     return [line for key, line in lines.items() if key[2] in names]
 
 
@@ -97,6 +101,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--cells", nargs="+", default=["*"], help="data/model/method/seed, as for `caveat bench`")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so many; 0 goes on to the end")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, each in a process of its own")
     parser.add_argument("--out", type=Path, help="folder of the cells; results/<name of the file> unless given")
     parser.add_argument("--csv", type=Path, help="<name of the file>.csv beside it unless given")
     parser.add_argument("--data-dir", type=Path)
@@ -111,20 +116,26 @@ def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(max(1, given.seconds - TABLES_SECONDS) if given.seconds else 0)
     place = bench.Place(out, torch.device(given.device), given.data_dir)
-    failed: dict[str, str] = {}
-    try:
-        failed = bench.run_bench(
-            given.file, place, only=given.cells, say=lambda text: print(text, file=sys.stderr, flush=True)
-        ).failed
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
-    signal.alarm(0)
     name = torch.cuda.get_device_name() if place.device.type == "cuda" else "cpu"
     command = " ".join([Path(__file__).name, given.file.name, *(f"--cells {' '.join(given.cells)}".split())])
     about = {"device": name, "torch": torch.__version__.partition("+")[0], "command": command, "commit": commit()}
-    done = {(r.cell.data.label, r.cell.model, r.cell.label, r.cell.seed) for r in bench.read_results(experiment, out)}
-    left = [cell for cell in wanted if (cell.data.label, cell.model, cell.label, cell.seed) not in done]
-    rows = add(path, lines_of(experiment, out, {cell.label for cell in wanted}, about))
+    names, rows = {cell.label for cell in wanted}, 0
+    failed: dict[str, str] = {}
+
+    def say(text: str) -> None:
+        """Keep what is finished: the machine may be gone before the tables are written."""
+        nonlocal rows
+        rows += add(path, lines_of(experiment, out, names, about))
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        failed = bench.run_bench(given.file, place, jobs=given.jobs, only=given.cells, say=say).failed
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
+    signal.alarm(0)
+    done = {who_of(result.cell) for result in bench.read_results(experiment, out)}
+    left = [cell for cell in wanted if who_of(cell) not in done]
+    rows += add(path, lines_of(experiment, out, names, about))
     for cell, error in failed.items():
         print(f"{cell} failed: {error}", file=sys.stderr)
     print(f"{len(wanted) - len(left)} of {len(wanted)} cells done, {rows} new rows in {path}", flush=True)

@@ -2,8 +2,11 @@
 
 import ast
 import csv
+import itertools
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
-from caveat.bench import Place, cells_of, read_experiment, run_bench
+from caveat.bench import Place, cells_of, read_experiment, run_bench, select
 from caveat.bench.cells import task_of
 from caveat.data import DataSet
 from caveat.engine.linear_model import Tuning
@@ -163,14 +166,26 @@ def test_a_file_in_pieces_goes_on_and_writes_each_row_once(
     assert {row["method"] for row in pieces.read(tmp_path / "small.csv")} == {"map"}
     whole = pieces.bench.run_bench
 
+    def killed(*args: object, say: Callable[[str], None], **kwargs: object) -> None:
+        def last(text: str) -> None:
+            say(text)
+            if text.startswith("[1/"):
+                raise SystemExit
+
+        whole(*args, say=last, **kwargs)
+
+    monkeypatch.setattr(pieces.bench, "run_bench", killed)
+    with pytest.raises(SystemExit):
+        pieces.main(words)
+    assert [row["method"] for row in pieces.read(tmp_path / "small.csv")] == ["map"] * 2 + ["map_tempered"] * 2
+
     def stopped(*args: object, **kwargs: object) -> None:
-        whole(*args, **(kwargs | {"only": ["*/*/map_tempered/0"]}))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pieces.bench, "run_bench", stopped)
     assert pieces.main(words) == 2, "there is more to do"
     monkeypatch.setattr(pieces.bench, "run_bench", whole)
-    assert pieces.main(words) == 0
+    assert pieces.main([*words, "--jobs", "2"]) == 0
     assert pieces.main(words) == 0
     rows = pieces.read(tmp_path / "small.csv")
     assert [(row["method"], row["shift"]) for row in rows] == [
@@ -179,6 +194,37 @@ def test_a_file_in_pieces_goes_on_and_writes_each_row_once(
     assert all(float(row["nll"]) > 0 and float(row["fit_seconds"]) > 0 for row in rows)
     assert all(row["command"].startswith("pieces.py small.toml") and row["seed"] == "0" for row in rows)
     assert [bool(row["rhat_predictions"]) for row in rows] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.skipif(not (shutil.which("bash") and shutil.which("timeout")), reason="is a script of a Unix shell")
+def test_half_an_hour_of_runs_asks_for_what_there_is(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """With a python3 that only tells what it was asked for."""
+    told = tmp_path / "bin" / "python3"
+    told.parent.mkdir()
+    told.write_text('#!/bin/sh\necho "$*"\n')
+    told.chmod(0o755)
+    (tmp_path / "ready").touch()
+    place = {"PATH": f"{told.parent}:{os.environ['PATH']}", "CAVEAT_DATA": str(tmp_path)}
+    words = ["bash", str(EXPERIMENTS / "half_hour.sh"), "60", str(tmp_path / "out")]
+    subprocess.run(words, env=place, check=True, timeout=60)
+    logs = {file.stem: file.read_text().split("\n") for file in (tmp_path / "out").glob("*.log")}
+    asked = [line.split() for lines in logs.values() for line in lines if line.startswith("/")]
+    assert set(logs) == {"laplace", "mnist", "small", "ssvi"}
+    assert len(asked) == sum(len(lines) - 1 for lines in logs.values()) > 8, "every line is a command"
+    for path, *given in asked:
+        name = Path(path).relative_to(EXPERIMENTS)
+        if name.name == "pieces.py":
+            file, patterns = Path(given[0]), itertools.takewhile(lambda w: w[:2] != "--", after(given, "--cells"))
+            every = cells_of(read_experiment(file))
+            assert all(select(every, [pattern]) for pattern in patterns), given
+        elif name.name == "cifar.py":
+            assert script(str(name)).arguments().parse_args(given).device == "cuda"
+        else:
+            assert after(given, "--cells")[0] in script(str(name)).CELLS
+
+
+def after(words: list[str], word: str) -> list[str]:
+    return words[words.index(word) + 1 :]
 
 
 def test_images_are_written_as_files_that_need_nothing(

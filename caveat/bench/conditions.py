@@ -17,10 +17,11 @@ from torch.utils.data import TensorDataset
 
 from caveat.bench.plan import Problem, Source
 from caveat.data import Conditions, DataSet, conditions
+from caveat.engine.cost import free_bytes
 
 __all__ = ["condition_bytes", "conditions_of", "plane", "shown_inputs", "spread"]
 
-_KEPT_BYTES = 1 << 30  # of shifted rows that stay in memory; more of them are made anew for each cell
+_KEPT_BYTES = 1 << 30  # of shifted rows that stay in memory everywhere; more where a sixteenth of what is free has room
 _SHOWN = 200  # inputs of a condition that are kept to be looked at
 Shifts = tuple[tuple[str, tuple[float, ...]], ...]
 
@@ -40,7 +41,7 @@ def _conditions(
     seed = source.seed if source.redraw else 0
     tests = conditions(data, shifts=dict(shifts), ood=ood, data_dir=data_dir, seed=seed)
     inside = tests.inside
-    if condition_bytes(data, shifts) < _KEPT_BYTES:
+    if condition_bytes(data, shifts) < max(_KEPT_BYTES, (free_bytes(torch.device("cpu")) or 0) // 16):
         inside = {name: part if name == "clean" else _in_memory(part) for name, part in inside.items()}
     ood_inputs = {name: part.tensors[0] for name, part in tests.ood.items()}
     few = {name: TensorDataset(inputs[spread(len(inputs), test_rows)]) for name, inputs in ood_inputs.items()}

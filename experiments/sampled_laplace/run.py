@@ -4,7 +4,8 @@
     python experiments/sampled_laplace/run.py --cells em variances      # some of them
     python experiments/sampled_laplace/run.py --summary                 # only the table
 
-Every line of the csv is (cell, setting, quantity, value). The network and the exact matrix are made once and kept.
+Every line of the csv is (cell, setting, quantity, value, command, commit). The network and the exact matrix are made
+once and kept.
 """
 
 import argparse
@@ -35,8 +36,13 @@ from caveat.engine.linear_model import (
 from caveat.engine.linear_model.features import apply_factor_transposed
 from caveat.engine.linearised import Sampler
 from caveat.engine.run import Run
+from caveat.files import whole_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from pieces import commit
 
 Found = Iterator[tuple[str, str, float]]  # setting, quantity, value
+COLUMNS = ("cell", "setting", "quantity", "value", "command", "commit")
 SAMPLES, TEST = 64, 400
 PASSES = (10, 40, 160, 640)
 ARRIVED = 0.02  # an error in the norm of H at which a solver need go no further
@@ -245,24 +251,28 @@ def main() -> None:
         given.folder.mkdir(parents=True, exist_ok=True)
         problem = Problem(given.rows, given.folder, given.device, given.quick)
         own = Exact(problem)
-        before = [row for row in _read(given.csv) if row[0] not in given.cells]
+        lines = [row for row in _read(given.csv) if row["cell"] not in given.cells]
+        command = f"run.py --rows {given.rows} --device {given.device} --cells"
         for name in given.cells:
             started = time.perf_counter()
-            for found in CELLS[name](problem, own):
-                before.append((name, *found))
-                with given.csv.open("w", newline="") as file:
-                    csv.writer(file).writerows([("cell", "setting", "quantity", "value"), *before])
+            about = {"cell": name, "command": f"{command} {name}{' --quick' * given.quick}", "commit": commit()}
+            for setting, quantity, value in CELLS[name](problem, own):
+                lines.append(about | {"setting": setting, "quantity": quantity, "value": str(value)})
+                with whole_file(given.csv) as temporary, temporary.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, COLUMNS, restval="")
+                    writer.writeheader()
+                    writer.writerows(lines)
             print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     print("| cell | setting | quantity | value |\n|---|---|---|---|")
-    for cell, setting, quantity, value in _read(given.csv):
-        print(f"| {cell} | {setting} | {quantity} | {float(value):.4g} |")
+    for row in _read(given.csv):
+        print(f"| {row['cell']} | {row['setting']} | {row['quantity']} | {float(row['value']):.4g} |")
 
 
-def _read(path: Path) -> list[tuple[str, str, str, float]]:
+def _read(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
-    with path.open() as file:
-        return [(r["cell"], r["setting"], r["quantity"], float(r["value"])) for r in csv.DictReader(file)]
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":
