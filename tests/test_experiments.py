@@ -196,6 +196,25 @@ def test_a_file_in_pieces_goes_on_and_writes_each_row_once(
     assert [bool(row["rhat_predictions"]) for row in rows] == [False] * 4 + [True] * 2
 
 
+def test_a_table_of_pieces_has_seeds_shifts_and_other_sets(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    table, pieces = script("pieces_table.py"), script("pieces.py")
+    lines = []
+    for seed, nll in (("0", 0.2), ("1", 0.4)):
+        who = {"data": "own", "model": "m", "method": "large_ensemble", "seed": seed}
+        lines.append(who | {"shift": "clean", "nll": nll, "accuracy": 0.9, "fit_seconds": 7})
+        lines += [who | {"shift": "fog", "severity": s, "nll": nll + s, "accuracy": 0.5} for s in (1, 3)]
+        lines.append(who | {"shift": "cifar100", "severity": "", "auroc_entropy": 0.75})
+    lines = [{name: str(line.get(name, "")) for name in pieces.COLUMNS} for line in lines]
+    assert pieces.add(tmp_path / "own.csv", lines) == 8
+    assert table.pieces(tmp_path / "own.csv", "own").splitlines() == [
+        "|  | accuracy | NLL | accuracy, shifted | NLL, shifted | AUROC, cifar100 | seconds of the fit | seeds |",
+        "|---|---|---|---|---|---|---|---|",
+        "| large ensemble | 90.00 (90.00 to 90.00) | 0.300 (0.200 to 0.400) | 50.0 (50.0 to 50.0)"
+        " | 2.300 (2.200 to 2.400) | 0.750 (0.750 to 0.750) | 7 | 2 |",
+    ]
+    assert table.pieces(tmp_path / "own.csv", "other") == table.pieces(tmp_path / "none.csv", "own") == table.NOT_YET
+
+
 @pytest.mark.skipif(not (shutil.which("bash") and shutil.which("timeout")), reason="is a script of a Unix shell")
 def test_half_an_hour_of_runs_asks_for_what_there_is(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
     """With a python3 that only tells what it was asked for."""
