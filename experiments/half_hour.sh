@@ -4,7 +4,8 @@
 #     CAVEAT_DATA=data bash experiments/half_hour.sh 1500 results > half_hour.log 2>&1
 #
 # What is not done by then goes on with the same command; a row is in its csv as soon as its cell is finished. MNIST
-# must be there; the runs on CIFAR begin when there is a file $CAVEAT_DATA/ready, for data that come in parts.
+# must be there; the runs on CIFAR begin when there is a file $CAVEAT_DATA/ready, for data that come in parts. No two
+# subnetworks are fitted at once (36 GB each) while all samples are made (30 GB).
 
 set -u
 seconds=$1
@@ -33,7 +34,7 @@ ready() { until [ -e "$CAVEAT_DATA/ready" ]; do sleep 1; done; }
     cells hmc/lenet_cifar10.toml --cells '*/*/*/0'
 ) > "$out/small.log" 2>&1 &
 (
-    cells subnetwork/resnet18_mnist.toml --jobs 2 --cells '*/*/[!e]*/0' '*/*/energy/0'
+    cells subnetwork/resnet18_mnist.toml --cells '*/*/[!e]*/0' '*/*/energy/0'
     cells subnetwork/resnet18_mnist.toml --cells '*/*/ensemble/0'
 ) > "$out/mnist.log" 2>&1 &
 (
