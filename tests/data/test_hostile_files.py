@@ -44,6 +44,12 @@ def test_a_table_of_30_000_columns_takes_seconds(tmp_path):
     np.testing.assert_array_equal(inputs, x)
 
 
+def test_a_file_without_line_ends_is_no_table(tmp_path):
+    (tmp_path / "line.csv").write_bytes(b"1," * 2**26)
+    peak = peak_of(tables.read_table, tmp_path / "line.csv", match=r"line.csv is not a text file .*: line 1 has more")
+    assert peak < 2**27  # it was held four bytes a character, and once more for each separator that was tried
+
+
 @pytest.mark.parametrize("value", ["1e300", "-4e38", "inf"])
 @pytest.mark.parametrize("column", ["a", "y"])
 def test_values_that_single_precision_cannot_hold_are_named(tmp_path, value, column):

@@ -7,14 +7,15 @@ a;b        1.200,50   12,5 €   3,25%   a semicolon or a tab; then a comma may 
 from __future__ import annotations
 
 import csv
-import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from caveat.data.tables.cells import is_number
 
 __all__ = ["split_cells", "with_decimal_points"]
 
+LONGEST = 2**24  # characters of a line: a file without line ends is no table, and would be held several times over
 _BETWEEN = (",", ";", "\t")
 _WITH_COMMA = re.compile(
     r"(?P<before>\(?[-+]?\s*(?:[$€£¥₹]|[A-Z]{3}\b)?\s*[-+]?)(?P<whole>\d{1,3}(?:\.\d{3})+|\d+)(?:,(?P<decimals>\d+))?"
@@ -22,17 +23,26 @@ _WITH_COMMA = re.compile(
 )
 
 
-def split_cells(text: str) -> tuple[list[list[str]], str]:
+def split_cells(file: TextIO) -> tuple[list[list[str]], str]:
     """The rows of a csv file, and what stands between cells: the first that gives all rows as many, more than one."""
     for between in _BETWEEN:
-        rows = _rows(text, between)
+        rows = _rows(file, between)
         if rows and len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows):
             return rows, between
-    return _rows(text, _BETWEEN[0]), _BETWEEN[0]
+    return _rows(file, _BETWEEN[0]), _BETWEEN[0]
 
 
-def _rows(text: str, between: str) -> list[list[str]]:
-    return [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=between) if row]
+def _rows(file: TextIO, between: str) -> list[list[str]]:
+    file.seek(0)
+    return [row for row in csv.reader(_lines(file), delimiter=between) if row]
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, none of which is read whole if it is too long to be one of a table."""
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), ""), start=1):
+        if len(line) > LONGEST:
+            raise csv.Error(f"line {number} has more than {LONGEST:,} characters")
+        yield line
 
 
 def with_decimal_points(rows: Sequence[Sequence[str]]) -> list[list[str]] | None:

@@ -132,7 +132,7 @@ def _read_csv(path: Path) -> Table:
     """The header's names, and the columns below it."""
     try:
         with regular_file(path).open(newline="", encoding="utf-8-sig") as file:
-            rows, between = split_cells(file.read())
+            rows, between = split_cells(file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a text file of comma-separated values: {error}") from error
     if len(rows) < 2:
