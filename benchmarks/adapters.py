@@ -3,10 +3,11 @@
     python benchmarks/adapters.py                  # a minute or two on one core; --width 64 to see it run
 
 A decoder with random weights gets LoRA of rank 8 in its attention; each step's peak is what the process grew by over
-what it had before, in bytes of the base.
+what it had before, in bytes of the base. The figures of the last run are in adapters.csv.
 """
 
 import argparse
+import csv
 import tempfile
 import threading
 import time
@@ -73,35 +74,60 @@ def warm_up() -> None:
             posterior.save(Path(place) / "it")
 
 
+class Figures:
+    """What was measured, printed as it comes and written to a csv file at the end."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, float]] = []
+
+    def add(self, step: str, **measured: float) -> None:
+        """Figures of one step, each with its unit at the end of its name."""
+        self.lines += [(step, name, value) for name, value in measured.items()]
+        print(f"{step}: " + ", ".join(f"{name} {value:.5g}" for name, value in measured.items()), flush=True)
+
+    def write(self, path: Path) -> None:
+        """All of them."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("step", "figure", "value"))
+            writer.writerows((step, name, f"{value:.6g}") for step, name, value in self.lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     given = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)  # of peft
     warm_up()
+    figures = Figures()
     module = model(given.width, given.layers)
     base = sum(p.nbytes for p in module.parameters() if not p.requires_grad)
     own = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    print(f"base {base / 1e6:.1f} MB ({base // 4:,} weights), adapters {own / 1e6:.2f} MB")
+    figures.add("model", base_mb=base / 1e6, base_weights=base // 4, adapters_mb=own / 1e6)
     tokens = torch.randint(1, 8192, (24, 12), generator=torch.Generator().manual_seed(1))
     rows = [{"input_ids": row, "labels": row[0] % 2} for row in tokens]
     task, peak, _ = grown(lambda: caveat.Task(module, DataLoader(rows, 8), caveat.Categorical(classes=(5, 9))))
-    print(f"Task: grew by {peak / base:.3f} of the base")
+    figures.add("task", grew_share=peak / base)
     for turn in ("first", "second"):
         _, peak, _ = grown(lambda: bare_step(module, tokens))
-        print(f"a bare training step, the {turn}: grew by {peak / base:.3f} of the base")
+        figures.add(f"bare training step, the {turn}", grew_share=peak / base)
     training = caveat.Training(epochs=3, learning_rate=3e-3)
     point, peak, seconds = grown(lambda: caveat.fit(task, caveat.MAP(training=training), progress=False))
-    print(f"MAP: {seconds:.0f} s, grew by {peak / base:.3f} of the base")
     shared = zip(module.named_parameters(), point.network.module.named_parameters(), strict=True)
     pairs = [(p, q) for (_, p), (_, q) in shared if not p.requires_grad]
-    print(
-        f"frozen tensors shared with the module: {sum(p.data_ptr() == q.data_ptr() for p, q in pairs)} of {len(pairs)}"
-    )
+    same = sum(p.data_ptr() == q.data_ptr() for p, q in pairs)
+    figures.add("MAP", seconds=seconds, grew_share=peak / base, frozen_tensors=len(pairs), frozen_shared=same)
     fresh = model(given.width, given.layers)
-    for method in (caveat.Laplace(precision=1.0), caveat.SampledLaplace(samples=4, at_once=4, precision=1.0)):
-        print(f"{type(method).__name__}: {measured(method, task, point, fresh, base)}", flush=True)
+    methods = {
+        "Laplace": caveat.Laplace(precision=1.0),
+        "Laplace, whole factors": caveat.Laplace(precision=1.0, factors="whole"),
+        "SampledLaplace": caveat.SampledLaplace(samples=4, at_once=4, precision=1.0),
+    }
+    for name, method in methods.items():
+        figures.add(name, **measured(method, task, point, fresh, base))
+    figures.write(given.csv)
 
 
 def bare_step(module: torch.nn.Module, tokens: torch.Tensor) -> None:
@@ -111,7 +137,9 @@ def bare_step(module: torch.nn.Module, tokens: torch.Tensor) -> None:
     module.zero_grad(set_to_none=True)
 
 
-def measured(method: Any, task: caveat.Task, start: caveat.Posterior, fresh: torch.nn.Module, base: int) -> str:
+def measured(
+    method: Any, task: caveat.Task, start: caveat.Posterior, fresh: torch.nn.Module, base: int
+) -> dict[str, float]:
     """What a method's fit, its file and loading that take."""
     posterior, peak, seconds = grown(lambda: caveat.fit(task, method, start=start, progress=False))
     with tempfile.TemporaryDirectory() as place:
@@ -119,10 +147,11 @@ def measured(method: Any, task: caveat.Task, start: caveat.Posterior, fresh: tor
         _, wrote, save_seconds = grown(lambda: posterior.save(folder, base="without"))
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         _, loaded, load_seconds = grown(lambda: caveat.load(folder, fresh))
-    return (
-        f"{seconds:.0f} s, grew by {peak / base:.3f} of the base; written {size / 1e6:.2f} MB in {save_seconds:.1f} s "
-        f"(grew by {wrote / base:.3f}); loaded in {load_seconds:.1f} s (grew by {loaded / base:.3f})"
-    )
+    return {
+        "fit_seconds": seconds, "fit_grew_share": peak / base, "written_mb": size / 1e6,
+        "save_seconds": save_seconds, "save_grew_share": wrote / base,
+        "load_seconds": load_seconds, "load_grew_share": loaded / base,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

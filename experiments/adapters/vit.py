@@ -6,7 +6,8 @@
 A ViT of 6 blocks and width 256 learns CIFAR-100; LoRA of rank 8 in its attention and a fresh head are then tuned to
 1,000 and 5,000 training images of CIFAR-10, and every method makes a posterior over adapters and head, three seeds
 each. Lines are added to vit.csv, a run at a time: clean test images, four corruptions at severity 1, 3 and 5, and how
-SVHN is told apart; joint likelihoods are of ten labels of two images. A run that would begin after --minutes is left
+test images of CIFAR-100 and of MNIST are told apart (--outside svhn where that is at hand); joint likelihoods are of
+ten labels of two images. A run that would begin after --minutes is left
 to the next call, and one that is stopped, pretraining too, goes on there where it was.
 """
 
@@ -146,8 +147,7 @@ class Images:
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     shifted: dict[str, tuple[Tensor, Tensor]]  # by corruption and severity
-    stranger: str  # where images of other things come from
-    outside: Tensor
+    outside: dict[str, Tensor]  # images of other things
 
     @classmethod
     def read(cls, given: argparse.Namespace) -> "Images":
@@ -158,10 +158,11 @@ class Images:
             for severity, rows in data.shifted(whole, corruption, SEVERITIES).items():
                 x, y = zip(*rows.__getitems__(list(range(given.shifted_rows))), strict=True)
                 shifted[f"{corruption} {severity}"] = torch.stack(x), torch.stack(y)
-        stranger = "permuted" if given.tiny else "svhn"
-        outside = data.out_of_distribution(stranger, whole, given.data_dir, n=min(given.test_rows, 10_000)).tensors[0]
+        count = min(given.test_rows, 10_000)
+        names = ("permuted", "noise") if given.tiny else given.outside or ("cifar100", "mnist")
+        outside = {name: data.out_of_distribution(name, whole, given.data_dir, n=count).tensors[0] for name in names}
         test = tuple(part[: given.test_rows] for part in whole.test.tensors)
-        return cls(whole.train.tensors, test, shifted, stranger, outside)
+        return cls(whole.train.tensors, test, shifted, outside)
 
 
 def run(base: dict[str, Tensor], rows_of: Images, name: str, rows: int, seed: int, given: argparse.Namespace) -> Lines:
@@ -180,8 +181,9 @@ def run(base: dict[str, Tensor], rows_of: Images, name: str, rows: int, seed: in
     lines = [common | {"on": "test"} | scores(inside, rows_of.test[1])]
     for where, (inputs, targets) in rows_of.shifted.items():
         lines.append(common | {"on": where} | scores(predicted(posterior, inputs, DRAWS)[0], targets))
-    outside, _ = predicted(posterior, rows_of.outside, DRAWS)
-    return [*lines, common | {"on": rows_of.stranger} | apart(inside, outside)]
+    for where, inputs in rows_of.outside.items():
+        lines.append(common | {"on": where} | apart(inside, predicted(posterior, inputs, DRAWS)[0]))
+    return lines
 
 
 def fitted(
@@ -205,6 +207,7 @@ def main() -> None:
     parser.add_argument("--method", action="append", help="only this; may be repeated")
     parser.add_argument("--test-rows", type=int, default=10_000)
     parser.add_argument("--shifted-rows", type=int, default=1000, help="of each corruption and severity")
+    parser.add_argument("--outside", action="append", help="images of other things; cifar100 and mnist unless given")
     parser.add_argument("--tiny", action="store_true", help="a small network on random images")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("vit.csv"))
     given = parser.parse_args()
