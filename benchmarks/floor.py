@@ -208,7 +208,8 @@ def tests(machine: Machine, sizes: Sizes) -> list[Row]:
                 lines.append(line)
                 log.write(line)
                 log.flush()
-    print("".join(lines)[-4000:], flush=True)
+    failures = [place for place, line in enumerate(lines) if "= FAILURES" in line or "= ERRORS" in line]
+    print("".join(lines[failures[0] if failures else -1 :])[-6000:], flush=True)
     said = lines[-1].strip("= ") if lines else "nothing was said"
     return [row(f"tests: {said.strip()}", time.perf_counter() - started, float("nan"))]
 

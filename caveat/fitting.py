@@ -17,7 +17,7 @@ from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
 from caveat.engine.method import Method
-from caveat.engine.run import Info, Run, RunFile, digest_of_finished
+from caveat.engine.run import Beside, Info, Run, RunFile, digest_of_finished
 from caveat.engine.training import Training, check_against_marginals, warn_if_no_optimum, warn_of_noise
 from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use, staged_folder
 from caveat.likelihoods import Hyper
@@ -27,7 +27,7 @@ from caveat.storage import CorruptFile, State, digest_of, read_json, settings_di
 from caveat.task import Task
 from caveat.typed_json import read_as
 
-__all__ = ["fit", "remove_leftovers"]
+__all__ = ["fit", "fit_beside", "remove_leftovers"]
 
 
 def fit(
@@ -55,6 +55,21 @@ def fit(
         note: json of your own, kept in the folder's `posterior.json`.
         progress: show progress of anything over a second on standard error.
     """
+    return fit_beside(None, task, method, start, seed, device, folder, note, progress)
+
+
+def fit_beside(
+    beside: Beside | None,
+    task: Task,
+    method: Method,
+    start: Method | Posterior | None,
+    seed: int,
+    device: torch.device | str | None,
+    folder: str | Path | None,
+    note: dict[str, Any] | None,
+    progress: bool,
+) -> Posterior:
+    """The same as `fit`, where there are other fits whose training may go with this one's."""
     _check_kinds(method, start)
     place = task.network.device if device is None else torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
@@ -79,7 +94,15 @@ def fit(
     with _held(target, ranks) as warnings:
         run = _run(task, method, start, seed, place, ranks, target, progress)
         run.warnings.extend(warnings)
-        posterior = _fitted(task, method, start, run)
+        if beside is None:
+            posterior = _fitted(task, method, start, run)
+        else:
+            run.beside = beside
+            beside.enter(run)
+            try:
+                posterior = _fitted(task, method, start, run)
+            finally:
+                beside.leave()
         if target is not None and ranks.first:
             with staged_folder(target) as staged:
                 run.finish(posterior.write(staged, note))

@@ -1,5 +1,6 @@
 """On a GPU: recorded steps are the steps that they replace, they can be killed, and what cannot be recorded says so."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import torch
 from torch import nn
 
 import caveat
-from caveat import SGMCMC, Training
+from caveat import SGMCMC, Training, bench
+from caveat.bench import groups
+from caveat.bench.cells import Place
 from caveat.engine import captured_steps
 from caveat.engine.chains import langevin_chain, langevin_sampler, parallel_chains
 from caveat.engine.run import Run
-from caveat.engine.training import point_training
+from caveat.engine.training import meeting, point_training
 from tests.recorded_steps import CHAINS, SPARSE_CHAINS, Waits, network, rotated, task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -210,3 +213,27 @@ def test_what_cannot_be_recorded_is_said_and_done_all_the_same() -> None:
     dropout = caveat.DeepEnsemble(members=2, training=Training(epochs=2))
     said = fitted(dropout, task(network(nn.Dropout(0.5)))).info.warnings
     assert any("random numbers of its own" in warning for warning in said)
+
+
+def test_bench_cells_of_several_seeds_train_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (300,), generator=rng)
+    x = torch.randn(300, 3, generator=rng) + y[:, None]
+    lines = [",".join(f"{v:.4f}" for v in row) + f",{'ab'[label]}" for row, label in zip(x.tolist(), y, strict=True)]
+    (tmp_path / "clouds.csv").write_text("\n".join(["u,v,w,label", *lines]) + "\n")
+    file = tmp_path / "small.toml"
+    knobs = "[map]\nepochs = 5\n[methods.deep_ensemble]\nmembers = 2\ntraining = {epochs = 5}\n"
+    file.write_text(f'data = ["{tmp_path}/clouds.csv"]\nmodels = ["mlp"]\nseeds = [0, 1, 2]\n{knobs}')
+    lanes: list[int] = []
+    together = meeting.run_loops_together
+    monkeypatch.setattr(meeting, "run_loops_together", lambda loops: (lanes.append(len(loops)), together(loops))[1])
+    nll: dict[str, list[float]] = {}
+    for way in ("together", "alone"):
+        monkeypatch.setattr(groups, "_pays", lambda place, way=way: way == "together")
+        done = bench.run_bench(file, Place(tmp_path / way, torch.device("cuda")), say=lambda text: None)
+        assert not done.failed, done.failed
+        with (tmp_path / way / "results.csv").open(newline="") as table:
+            rows = [row for row in csv.DictReader(table) if row["metric"] == "nll"]
+        nll[way] = [float(row["value"]) for row in rows if row["method"] in ("map", "deep_ensemble")]
+    assert lanes == [3, 6], "three MAPs, and three ensembles of two"
+    assert nll["together"] == pytest.approx(nll["alone"], abs=1e-3)

@@ -26,11 +26,11 @@ from caveat.bench.tuning import chosen_candidate, fit_best
 from caveat.data import Conditions, DataSet
 from caveat.data.own import target_title
 from caveat.engine.distributed import current_ranks
-from caveat.engine.run import Info
+from caveat.engine.run import Beside, Info
 from caveat.evaluate import ReferenceSet, evaluate
 from caveat.evaluate.predictions import by_row, predict_rows
 from caveat.files import names_function
-from caveat.fitting import fit, remove_leftovers
+from caveat.fitting import fit_beside, remove_leftovers
 from caveat.posterior import Posterior
 from caveat.recipe import Recipe, read_posterior
 from caveat.references import load_reference
@@ -62,12 +62,12 @@ class Outcome:
     nll: float | None = None  # on clean data
 
 
-def run_cell(experiment: Experiment, cell: Cell, place: Place) -> Outcome:
-    """Fit and score; what goes wrong is written down, not raised."""
+def run_cell(experiment: Experiment, cell: Cell, place: Place, beside: Beside | None = None) -> Outcome:
+    """Fit and score; what goes wrong is written down, not raised. `beside` is where the fit may meet other cells'."""
     started = time.monotonic()
     folder = place.out / "cells" / cell.name
     try:
-        result = _run(experiment, cell, place, folder)
+        result = _run(experiment, cell, place, folder, beside)
     except Exception as error:  # whatever a method or a data set does, the other cells go on
         text = f"{type(error).__name__}: {error}"
         outcome = Outcome(time.monotonic() - started, text)
@@ -82,7 +82,7 @@ def record_failure(folder: Path, cell: Cell, error: str, trace: str) -> None:
     write_json(folder / "failure.json", {"format": FORMAT, "cell": str(cell), "error": error, "traceback": trace})
 
 
-def _run(experiment: Experiment, cell: Cell, place: Place, folder: Path) -> float | None:
+def _run(experiment: Experiment, cell: Cell, place: Place, folder: Path, beside: Beside | None) -> float | None:
     tests = conditions_of(cell.problem, cell.data, place.data_dir)
     start = None
     if cell.start is not None:
@@ -91,7 +91,7 @@ def _run(experiment: Experiment, cell: Cell, place: Place, folder: Path) -> floa
         start = _stored(cell, place, place.out / "cells" / cell.start / "posterior")
     if cell.reference is not None and not is_fitted(place.out, cell.reference):
         raise RuntimeError(f"the reference was not fitted, see cells/{cell.reference}/failure.json")
-    posterior = _posterior(cell, place, folder, tests.data, start)
+    posterior = _posterior(cell, place, folder, tests.data, start, beside)
     ranks = current_ranks(place.device)
     try:  # one rank scores, the others wait for it
         return _score(experiment, cell, place, folder, tests, posterior, start) if ranks.first else None
@@ -149,23 +149,17 @@ def _score(
     return scores.data[0].metrics["nll"].mean
 
 
-def _posterior(cell: Cell, place: Place, folder: Path, data: DataSet, start: Posterior | None) -> Posterior:
+def _posterior(
+    cell: Cell, place: Place, folder: Path, data: DataSet, start: Posterior | None, beside: Beside | None
+) -> Posterior:
     """The fit, gone on with where it was stopped; read where it was finished."""
 
     def fitted(choice: Choice, into: Path) -> tuple[Task, Posterior]:
         recipe, task = task_of(cell, data, choice)
         if into.exists():
             return task, _stored(cell, place, into)
-        posterior = fit(
-            task,
-            choice.method,
-            start=start,
-            seed=cell.seed,
-            device=place.device,
-            folder=into,
-            note={"recipe": dataclasses.asdict(recipe)},
-            progress=place.progress,
-        )
+        note = {"recipe": dataclasses.asdict(recipe)}
+        posterior = fit_beside(beside, task, choice.method, start, cell.seed, place.device, into, note, place.progress)
         return task, posterior
 
     if (folder / "posterior").exists():

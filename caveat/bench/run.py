@@ -25,6 +25,7 @@ from caveat.bench.checks import check_fits
 from caveat.bench.compare import comparisons, ranks
 from caveat.bench.conditions import conditions_of, shown_inputs
 from caveat.bench.estimate import seconds_left, seconds_of
+from caveat.bench.groups import in_groups, run_group
 from caveat.bench.guards import Guard, guards
 from caveat.bench.plan import (
     MAP,
@@ -136,8 +137,8 @@ def _outcomes(
     experiment: Experiment, pending: Sequence[Cell], place: Place, jobs: int
 ) -> Iterator[tuple[Cell, Outcome]]:
     if jobs == 1:
-        for cell in pending:
-            yield cell, run_cell(experiment, cell, place)
+        for group in in_groups(pending, place):
+            yield from run_group(experiment, group, place)
         return
 
     def ready(cell: Cell) -> bool:

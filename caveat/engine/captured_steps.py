@@ -30,12 +30,14 @@ GAIN = 1.05  # by which more lanes must be faster
 
 @dataclass(frozen=True)
 class Lane:
-    """What is stepped: `step(batch, number)` moves the tensors `changed` in place, with random numbers of `generators`.
+    """What is stepped through resident rows.
 
+    `step(batch, number)` moves the tensors `changed` in place, with random numbers of `generators`.
     A step never waits for the GPU, and its tensors have the same shapes every time. The number, [] or [K] in float64,
     is what changes from step to step, such as the step size.
     """
 
+    rows: Rows
     step: Callable[[Batch, Tensor], None]
     changed: Sequence[Tensor]
     generators: Sequence[torch.Generator]
@@ -134,11 +136,11 @@ def _warm_up(step: Callable[[], None], device: torch.device) -> None:
 
 
 class CapturedSteps:
-    """The lanes of a run, stepping through batches out of resident `rows`."""
+    """The lanes of a run, stepping through batches out of their rows."""
 
-    def __init__(self, rows: Rows, lanes: Sequence[Lane], most: int) -> None:
+    def __init__(self, lanes: Sequence[Lane], most: int) -> None:
         """`most` steps are made in one call of `run`."""
-        self._rows, self._lanes, self._most = rows, lanes, most
+        self._lanes, self._most = lanes, most
         self._recordings: dict[int, _Recording] = {}  # by the size of a batch
         self.side_by_side = 0  # how many lanes step at the same time; 0 before the first step
 
@@ -160,7 +162,7 @@ class CapturedSteps:
         """Have graphs for steps with batches of a size and such numbers."""
         if size in self._recordings:
             return
-        recording = _Recording(self._rows, self._lanes, size, numbers.new_zeros(self._most, *numbers.shape[2:]))
+        recording = _Recording(self._lanes, size, numbers.new_zeros(self._most, *numbers.shape[2:]))
         self.side_by_side = self.side_by_side or recording.lanes_that_pay()
         recording.record(self.side_by_side)
         self._recordings[size] = recording
@@ -169,10 +171,10 @@ class CapturedSteps:
 class _Recording:
     """Graphs of the steps of all lanes, for batches of one size."""
 
-    def __init__(self, rows: Rows, lanes: Sequence[Lane], batch_size: int, numbers: Tensor) -> None:
+    def __init__(self, lanes: Sequence[Lane], batch_size: int, numbers: Tensor) -> None:
         """`numbers` are as those of all steps of a lane, [capacity, ...]."""
-        device = rows.indices.device
-        self._rows, self._lanes, self._capacity = rows, lanes, len(numbers)
+        device = lanes[0].rows.indices.device
+        self._lanes, self._capacity = lanes, len(numbers)
         self._order = torch.zeros(len(lanes), len(numbers), batch_size, dtype=torch.long, device=device)
         self._numbers = torch.zeros(len(lanes), *numbers.shape, dtype=torch.float64, device=device)
         self._place = torch.zeros(len(lanes), 1, dtype=torch.long, device=device)  # the next step of each lane
@@ -242,7 +244,7 @@ class _Recording:
         """One step of a lane."""
         rows = self._order[lane].index_select(0, self._place[lane])[0]
         number = self._numbers[lane].index_select(0, self._place[lane])[0]
-        self._lanes[lane].step(self._rows.resident(rows), number)
+        self._lanes[lane].step(self._lanes[lane].rows.resident(rows), number)
         self._place[lane].add_(1).remainder_(self._capacity)
 
     def _kept(self, which: range) -> tuple[list[Tensor], list[Tensor]]:

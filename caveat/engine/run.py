@@ -8,11 +8,11 @@ method, network, data and seed it belongs to, and refuses any other.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from tqdm.auto import tqdm
@@ -24,7 +24,7 @@ from caveat.notebooks import facts_html, notes_html, table_html
 from caveat.storage import FORMAT, CorruptFile, State, read_json, read_state, write_json, write_state
 from caveat.typed_json import read_as
 
-__all__ = ["Info", "Run", "RunFile", "StartsFrom", "digest_of_finished"]
+__all__ = ["Beside", "Info", "Run", "RunFile", "StartsFrom", "digest_of_finished"]
 
 _FINISHED = "finished.json"
 
@@ -63,6 +63,19 @@ class Info:
         return facts_html("Info", facts, warnings + table_html("What the fit is about", heads, layers))
 
 
+class Beside(Protocol):
+    """Other fits that are made at the same time, as `engine.training.Meeting`."""
+
+    def enter(self, run: "Run") -> None:
+        """The fit begins."""
+
+    def leave(self) -> None:
+        """The fit ends."""
+
+    def train(self, loops: Sequence[Any]) -> bool:
+        """Run loops of the fit with those of others; False, with nothing done, if there are no others any more."""
+
+
 @dataclass
 class Run:
     """One fit's surroundings."""
@@ -79,6 +92,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     gradient_evaluations: float = 0.0
     flops: float = 0.0
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         self.rng = torch.Generator().manual_seed(self.seed)
@@ -121,6 +135,7 @@ class Run:
             self.progress,
             f"{self.label} {name}".strip(),
             self.seconds_between_checkpoints,
+            beside=self.beside,
         )
 
     def seconds(self) -> float:
@@ -130,6 +145,10 @@ class Run:
     def restart_clock(self, share: float = 1.0) -> None:
         """Count time from now on, and a share of it only where several runs work at the same time."""
         self._started_at, self._share = time.monotonic(), share
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count so many of the seconds until now."""
+        self._started_at += seconds
 
     def absorb(self, part: "Run") -> None:
         """Count a part's costs and warnings as this run's, and the time that an earlier run had spent on it."""

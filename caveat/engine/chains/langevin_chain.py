@@ -271,7 +271,7 @@ class LangevinChain:
             self._arrangement, self._stands_since, self._captured = self.target.arrangement, self.step, None
             self._last.clear()
         if self._captures and self._captured is None and self.step - self._stands_since >= STOOD:
-            self._captured = CapturedSteps(self.rows, [self._lane()], self.steps)
+            self._captured = CapturedSteps([self._lane()], self.steps)
         return self._captured
 
     def _lane(self) -> Lane:
@@ -283,7 +283,7 @@ class LangevinChain:
             self._total.add_(self._one_step(batch, part, numbers[0], numbers[1:]))
 
         changed = [*self.target.moved.values(), *self.velocity.values(), *self.target.written(), self._total]
-        return Lane(step, changed, [self._noise, self._augment])
+        return Lane(self.rows, step, changed, [self._noise, self._augment])
 
     def _gradients(
         self,

@@ -161,7 +161,7 @@ class LangevinSampler:
         """Step all chains of a GPU through all rows once; False, with nothing moved, if steps cannot be recorded."""
         if self._captured is None or (self.epoch == self.plan.burn_in and self.knobs.preconditioner == "rmsprop"):
             lanes = [self._lane(log_posterior, which) for which, log_posterior in self.chains.log_posteriors]
-            self._captured = CapturedSteps(self.rows, lanes, self.plan.steps)
+            self._captured = CapturedSteps(lanes, self.plan.steps)
         self._seed_streams(slice(0, len(self.chains.mine)))
         batches = torch.stack([self._order(chain) for chain in self.chains.mine]).split(self.plan.batch, 1)
         begun, steps = self.epoch * self.plan.steps, self.plan.steps
@@ -188,7 +188,9 @@ class LangevinSampler:
                 self._step(gradient, which, root_step_size)
 
         changed = [self.position[which], self.momentum[which], self.square[which]]
-        return Lane(step, changed, [stream for streams in self._streams.values() for stream in streams[which]])
+        return Lane(
+            self.rows, step, changed, [stream for streams in self._streams.values() for stream in streams[which]]
+        )
 
     def _seed_streams(self, which: slice) -> None:
         """Have the random numbers of this epoch: they depend on seed, chain and epoch alone."""

@@ -3,6 +3,7 @@
     knobs                  `Training`, every knob of the loop in one dataclass
     loop                   the loop itself: batches, precision, ranks, checkpoints, early stopping
     side_by_side           several loops at the same time on one GPU
+    meeting                fits whose loops are such
     point_training         weights and noise that maximise log p(D, theta)
     arrival                whether weights are at an optimum: what one step along the gradient would still gain
     marginals              whether what was fitted predicts better than the targets' marginals; asked after every fit
@@ -19,6 +20,7 @@ from caveat.engine.training.knobs import ADAM, Training
 from caveat.engine.training.learned_noise import warn_of_noise
 from caveat.engine.training.loop import BatchPart, Moments, Variables, optimise, run_loop, steps_per_epoch, total_steps
 from caveat.engine.training.marginals import check_against_marginals
+from caveat.engine.training.meeting import Meeting
 from caveat.engine.training.point_training import (
     PointTraining,
     row_losses,
@@ -31,6 +33,7 @@ from caveat.engine.training.temperature_scaling import fit_temperature
 __all__ = [
     "ADAM",
     "BatchPart",
+    "Meeting",
     "Moments",
     "PointTraining",
     "Training",

@@ -68,6 +68,12 @@ def train_point(
         params = dict(start["params"])
         return Point(params, task.fitted_hyper(network, params, task.validation), [])
     trained = PointTraining(task, network, start, training, run, forward, after_epoch, extra)
+    if run.beside is not None:
+        try:
+            if run.beside.train([trained.loop]):
+                return trained.point()
+        except CaptureError as error:
+            run.warnings.append(f"{error}: networks are trained one after the other")
     run_loop(trained.loop)
     return trained.point()
 
@@ -76,13 +82,15 @@ def train_points(
     task: Task, network: Network, starts: Sequence[State], training: Training, runs: Sequence[Run]
 ) -> Iterator[Point]:
     """Train a point from every start, each in a run of its own: side by side on a GPU, else one after the other."""
-    if _together(runs) and training.epochs != 0:
+    beside = runs[0].beside if runs else None
+    if (_together(runs) or beside is not None) and training.epochs != 0:
         trained = [PointTraining(task, network, start, training, run) for start, run in zip(starts, runs, strict=True)]
         loops = [each.loop for each in trained]
         for run in runs:
             run.restart_clock(1 / len(runs))
         try:
-            run_loops_together(loops)
+            if beside is None or not beside.train(loops):
+                run_loops_together(loops)
         except CaptureError as error:
             runs[0].warnings.append(f"{error}: networks are trained one after the other")
         else:

@@ -20,13 +20,15 @@ __all__ = ["run_loops_together"]
 
 
 def run_loops_together(loops: Sequence[Loop]) -> None:
-    """Run what is left of the loops of one task on one GPU.
+    """Run what is left of loops on one GPU, over the same rows or as many.
 
     Raises CaptureError, with nothing trained, if their steps cannot be recorded.
     """
     first = loops[0]
-    if not are_resident(first.rows):
+    if not all(are_resident(loop.rows) for loop in loops):
         raise CaptureError("the training rows are not tensors that fit onto the GPU, so steps are not recorded")
+    if len({(loop.task.n, loop.steps) for loop in loops}) > 1:
+        raise CaptureError("the networks have other numbers of training rows")
     with first.run.bar(first.epochs, "epoch of all") as bar:
         bar.update(min(loop.epoch for loop in loops))
         active: list[Loop] = []
@@ -48,11 +50,11 @@ class _Together:
         self.loops, device = loops, loops[0].run.device
         self.totals = torch.zeros(len(loops), dtype=torch.float64, device=device)  # sums of an epoch's losses
         self.generators = [torch.Generator(device) for _ in loops]
-        x, y = loops[0].rows.resident(torch.arange(min(8, loops[0].task.n), device=device))
         for loop in loops:
+            x, y = loop.rows.resident(torch.arange(min(8, loop.task.n), device=device))
             loop.measure_flops(x, len(y))
         lanes = [_lane(*parts) for parts in zip(loops, self.generators, self.totals, strict=True)]
-        self.steps = CapturedSteps(loops[0].rows, lanes, loops[0].steps)
+        self.steps = CapturedSteps(lanes, loops[0].steps)
 
     def run_epoch(self) -> None:
         """Make one pass over the training rows in every loop."""
@@ -98,7 +100,7 @@ def _lane(loop: Loop, rng: torch.Generator, total: Tensor) -> Lane:
         total.add_(value.detach())
 
     values = [tensor for group in loop.variables.groups().values() for tensor in group.values()]
-    return Lane(step, [*values, *moments, total], [rng])
+    return Lane(loop.rows, step, [*values, *moments, total], [rng])
 
 
 def _capturable(loop: Loop) -> list[Tensor]:
