@@ -322,6 +322,9 @@ def test_the_second_table_has_all_eight_methods_and_goes_on_where_it_stopped(
     assert second.chosen_precision("digits", "RigL", priors) == float(best["precision"])
     with pytest.raises(SystemExit, match="--choose first"):
         second.chosen_precision("cifar10", "RigL", priors)
+    diverged = [{"problem": "cifar10", "method": "AEB", "precision": "1", "nll": "inf"}]
+    with pytest.raises(ValueError, match="diverged with every prior"):
+        second.chosen_precision("cifar10", "AEB", diverged)
     assert second.main(words) == 0
     rows = second.read(tmp_path / "table.csv")
     assert [row["method"] for row in rows] == ["RigL", "StructuredBayesianPruning"]
