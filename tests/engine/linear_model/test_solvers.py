@@ -365,3 +365,41 @@ def test_numbers_that_are_too_coarse_are_said() -> None:
     assert "float32 is too coarse for a prior precision of 0.0001 beside a curvature of 4.7e+04" in report.warnings[0]
     fine = few_rows(2, 1e-4, torch.float64)
     assert not ConjugateGradients().prepare(fine).solve(fine, SampleRandomness(fine, 4).system(fine)).report.warnings
+
+
+def shown(error: float) -> str:
+    """An error as the table of docs/bayesian_linear_model.md writes it."""
+    if error < 0.0005:
+        return "< .001"
+    return f"{error:.{2 if error > 0.1 else 3}f}".removeprefix("0")
+
+
+@pytest.mark.parametrize(
+    ("name", "solver"),
+    [
+        ("`ConjugateGradients(rank=0)`", ConjugateGradients(rank=0, tolerance=0.01)),
+        *((f"`rank={rank}`", ConjugateGradients(rank=rank, tolerance=0.01)) for rank in (10, 40, 64)),
+        ('`StochasticDescent("dual")`', StochasticDescent("dual", 20)),
+        ('`StochasticDescent("reduced")`', StochasticDescent("reduced", 20)),
+        pytest.param('`StochasticDescent("plain")`', StochasticDescent("plain", 20), marks=pytest.mark.slow),
+    ],
+)
+def test_the_table_of_solvers(name: str, solver: ConjugateGradients | StochasticDescent) -> None:
+    """Passes and errors with eight samples, as the page has them."""
+    model = decaying()
+    system = SampleRandomness(model, 8).system(model)
+    solution = exact(model, system)
+    prepared = solver.prepare(model)
+    stopped = prepared.solve(model, system)
+    assert stopped.report.converged
+    preparation = prepared.preparation / 8
+    cells = [f"{preparation:.{1 if preparation < 5 else 0}f}", f"{stopped.report.passes:.0f}"]
+    cells.append(shown(error(model, stopped.z, solution)))
+    for passes in (10, 20, 40):
+        if isinstance(solver, ConjugateGradients):
+            cut: Solver = replace(solver, tolerance=1e-12, iterations=passes)
+        else:
+            cut = replace(solver, tolerance=1e-12, passes=passes, look_every=passes)
+        cells.append(shown(error(model, cut.prepare(model).solve(model, system).z, solution)))
+    page = (Path(__file__).parents[3] / "docs" / "bayesian_linear_model.md").read_text(encoding="utf-8")
+    assert f"| {name} | {' | '.join(cells)} |" in page
