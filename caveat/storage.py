@@ -50,6 +50,7 @@ __all__ = [
 FORMAT = 2
 _READABLE = range(1, FORMAT + 1)  # what earlier versions wrote, too
 _RENAMED = {"n_draws": "default_draws"}  # fields of methods, as format 1 calls them
+MOST_JSON = 2**28  # bytes: far more than any file of ours has, and it is held twice while it is read
 State = dict[str, dict[str, Tensor]]  # group -> name -> tensor
 
 _KINDS = {
@@ -85,6 +86,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a json object and check its checksum and format version."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
+    if path.stat().st_size > MOST_JSON:
+        raise CorruptFile(f"{path} has {path.stat().st_size:,} bytes; one of more than {MOST_JSON:,} is not read")
     try:
         content = json.loads(path.read_text())
         claimed = content.pop("checksum")

@@ -1,6 +1,7 @@
 """Files come back as they were written, or are refused with a reason; a write that fails leaves nothing behind."""
 
 import json
+import os
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +145,14 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path) -> None:
 
 
 CONTENT = {"format": FORMAT, "name": "größe\n", "values": [1, 2.5, None, True], "nested": {"b": 1, "a": 0.1}}
+
+
+def test_a_json_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    path.touch()
+    os.truncate(path, 2**40)  # takes no space
+    with pytest.raises(CorruptFile, match=r"large.json has 1,099,511,627,776 bytes"):
+        read_json(path)
 
 
 def test_json_comes_back(tmp_path: Path) -> None:
