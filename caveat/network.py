@@ -376,7 +376,11 @@ def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     """Names of the trainable parameters that the filter takes, in the module's order."""
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trainable:
-        raise ValueError("every parameter is frozen: call requires_grad_(True) on those that inference is about")
+        adapters = any("lora_" in name for name, _ in module.named_parameters())
+        loaded = ", or load adapters with PeftModel.from_pretrained(base, folder, is_trainable=True)" * adapters
+        raise ValueError(
+            f"every parameter is frozen: call requires_grad_(True) on those that inference is about{loaded}"
+        )
     filters = [parameters] if callable(parameters) or isinstance(parameters, str) else list(parameters)
     names: set[str] = set()
     for wanted in filters:

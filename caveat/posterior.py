@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from caveat.batches import Inputs, as_inputs, concatenate, count_rows, first_not_finite, move, slices
 from caveat.batches import tensors as tensors_in
@@ -75,7 +75,7 @@ class Posterior:
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
 
-        Of a `DataLoader` it is the inputs of all rows, in the order of its data set; targets are not read.
+        Of a `DataLoader` or a data set it is the inputs of all rows, in the data set's order; targets are not read.
         Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
         Several threads may predict at once.
         """
@@ -238,7 +238,8 @@ class Posterior:
 
     def _checked(self, x: Inputs) -> Inputs:
         """The inputs, once it is known that the network can take them."""
-        x = _inputs_of(x) if isinstance(x, DataLoader) else x
+        # Torch and the data sets of Hugging Face read several rows of a data set by this name.
+        x = _inputs_of(x) if isinstance(x, DataLoader | Dataset) or hasattr(x, "__getitems__") else x
         given, x = x, as_inputs(x, self._input_dtype)
         if not tensors_in(x):
             advice = (
@@ -304,11 +305,12 @@ class Posterior:
         return dataclasses.replace(self, state=moved_state(self.state, device), network=self.network.to(device))
 
 
-def _inputs_of(loader: DataLoader) -> Inputs:
-    """The inputs of all rows of a loader, in the order of its data set."""
-    batches = [x for x, _ in Rows(loader, needs_targets=False).ordered()]
+def _inputs_of(data: DataLoader | Dataset) -> Inputs:
+    """The inputs of all rows of a loader or a data set, in the order of the data set."""
+    rows = Rows(data, needs_targets=False)
+    batches = [x for x, _ in rows.ordered()]
     if len({tuple(tuple(t.shape[1:]) for t in tensors_in(x)) for x in batches}) > 1:
-        raise ValueError("the loader's batches are padded to different lengths: predict them one by one")
+        return next(rows.ordered(len(rows)))[0]  # padded by batch: as one batch all have one length
     return concatenate(batches)
 
 

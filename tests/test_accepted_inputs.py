@@ -337,8 +337,10 @@ def test_tokens_padded_by_batch_are_fitted_by_methods_of_all_kinds() -> None:
     loader = DataLoader([(text, int(text[0] > 4)) for text in texts], 5, collate_fn=padded)  # type: ignore[arg-type]
     point = caveat.MAP(training=caveat.Training(epochs=60, learning_rate=0.03))
     wanted = {"tokens": nn.utils.rnn.pad_sequence(texts[:3], batch_first=True)}
+    everything = {"tokens": nn.utils.rnn.pad_sequence(texts, batch_first=True)}
     for method in (caveat.Laplace(), caveat.SampledLaplace(samples=2), caveat.SGMCMC(chains=1, length=2, burn_in=2)):
         task = caveat.Task(Bag(), loader, caveat.Categorical(), validation=0.25)
         start = point if method.starts_from == "trained" else None
-        found = caveat.fit(task, method, start=start, progress=False).predict(wanted).probs
-        assert bool(found.isfinite().all())
+        posterior = caveat.fit(task, method, start=start, progress=False)
+        assert bool(posterior.predict(wanted).probs.isfinite().all())
+        assert torch.equal(posterior.predict(loader).probs, posterior.predict(everything).probs)

@@ -296,6 +296,38 @@ def test_what_izmailov_et_al_found() -> None:
             assert line(column + after, *(value[table, row, column] for row in PUBLISHED)) in page
 
 
+def test_what_posteriors_over_adapters_take() -> None:
+    found = {(row["step"], row["figure"]): float(row["value"]) for row in read("benchmarks/adapters.csv")}
+    share = {key: f"{100 * value:.0f}% of the base" for key, value in found.items() if key[1].endswith("_share")}
+    weights, size, own = (found["model", name] for name in ("base_weights", "base_mb", "adapters_mb"))
+    page = words("adapters.md")
+    assert (
+        f"a base of {weights / 1e6:.1f} million weights ({size:.0f} MB in float32) with adapters of {own:.2f} MB"
+        in page
+    )
+    small, whole = (found[name, "written_mb"] for name in ("Laplace", "Laplace, whole factors"))
+    assert f"written without the base | {small:.1f} MB" in page
+    assert f"(whole factors: {whole:.0f} MB)" in page
+    assert f"grows by {100 * found['Laplace', 'load_grew_share']:.1f}% of the base; all" in page
+    assert found["MAP", "frozen_shared"] == found["MAP", "frozen_tensors"]
+    assert f"all {found['MAP', 'frozen_tensors']:.0f} frozen tensors" in page
+    assert f"the task | the process grows by {share['task', 'grew_share']}" in page
+    bare = share["bare training step, the first", "grew_share"].removesuffix(" of the base")
+    assert f"its peak | {share['MAP', 'grew_share']}; a bare training step of torch grows it by {bare}" in page
+    assert f"the fit of Laplace, its peak | {share['Laplace', 'fit_grew_share']}" in page
+
+
+def test_sampled_laplace_over_adapters_beside_laplace_torch() -> None:
+    page = words("methods/sampled_laplace.md")
+    names = ("`SampledLaplace()`, exact by itself", "`SampledLaplace(solver=ConjugateGradients())`",
+             "laplace-torch 0.3, Kronecker factors")  # fmt: skip
+    rows = read("benchmarks/sampled_adapters.csv")
+    for name, row in zip(names, rows, strict=True):
+        times = (f"{float(row[column]):.1f}" for column in ("fit_seconds", "prediction_seconds"))
+        assert line(name, *times, f"{float(row['peak_mb']):,.0f}", f"{float(row['nll']):.3f}") in page
+    assert f"({int(rows[0]['weights']):,} adapter weights, {rows[0]['rows']} rows, two classes," in page
+
+
 def left(row: Row) -> list[int]:
     """What is left of each layer, or of each kind of unit, in a run of LeNet-5-Caffe."""
     return [int(part.split(": ")[1].split(" of ")[0]) for part in row["left"].split(", ")]

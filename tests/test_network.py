@@ -201,6 +201,10 @@ def test_frozen_parameters_are_fixed() -> None:
     frozen = Everything().requires_grad_(False)
     with pytest.raises(ValueError, match=r"every parameter is frozen: call requires_grad_\(True\)"):
         network(frozen)
+    adapted = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
+    adapted[0].lora_A = nn.Parameter(torch.zeros(1, 2), requires_grad=False)
+    with pytest.raises(ValueError, match=r"inference is about, or load adapters with .*is_trainable=True"):
+        network(adapted)
 
 
 @pytest.mark.parametrize(

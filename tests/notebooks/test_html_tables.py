@@ -116,7 +116,7 @@ def test_frames_of_predictions():
     torch.testing.assert_close(deviation, numbers.variance[:, 2].sqrt())
 
 
-def test_a_loader_is_predicted_in_the_order_of_its_data_set():
+def test_a_loader_or_a_data_set_is_predicted_in_its_order():
     posterior, x = fitted()
     expected = posterior.predict(x).probs
     labelled = torch.utils.data.TensorDataset(x, torch.zeros(20))
@@ -124,6 +124,7 @@ def test_a_loader_is_predicted_in_the_order_of_its_data_set():
     for dataset in (labelled, alone):
         loader = torch.utils.data.DataLoader(dataset, batch_size=6, shuffle=True)
         torch.testing.assert_close(posterior.predict(loader).probs, expected)
+        torch.testing.assert_close(posterior.predict(dataset).probs, expected)
     torch.testing.assert_close(posterior.predict(x.numpy()).probs, expected)
     with pytest.raises(TypeError, match="make a tensor of it, or a DataLoader"):
         posterior.predict([1, 2])
