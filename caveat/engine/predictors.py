@@ -27,6 +27,7 @@ __all__ = [
     "FixedForm",
     "Fixing",
     "LinearDraws",
+    "LinearMixture",
     "Predictor",
     "PreparedDraws",
     "Replicas",
@@ -79,7 +80,15 @@ class LinearDraws:
     closed: bool
 
 
-FixedForm = WeightDraws | LinearDraws
+@dataclass(frozen=True)
+class LinearMixture:
+    """A prediction that is the average over the draws of several linearised networks, none of them closed."""
+
+    members: list[LinearDraws]
+    hyper: Hyper  # of all draws; those of the members do not count
+
+
+FixedForm = WeightDraws | LinearDraws | LinearMixture
 
 
 @runtime_checkable

@@ -18,9 +18,14 @@ METHODS: dict[str, Any] = {
     "LastLayerLaplace": caveat.LastLayerLaplace(precision=1.0, default_draws=6),
     "SubnetworkLaplace": caveat.SubnetworkLaplace(weights=20, precision=1.0, default_draws=6),
     "SampledLaplace": caveat.SampledLaplace(samples=6, precision=1.0),
+    "Ensemble": caveat.Ensemble(caveat.LastLayerLaplace(default_draws=3), members=2, training=SHORT),
     "SSVI": caveat.SSVI(density=0.5, interval=3, default_draws=3, training=SHORT),
 }
-QUICK = {("SubnetworkLaplace", "classes", ".onnx"), ("LastLayerLaplace", "numbers", ".pt2")}
+QUICK = {
+    ("SubnetworkLaplace", "classes", ".onnx"),
+    ("LastLayerLaplace", "numbers", ".pt2"),
+    ("Ensemble", "numbers", ".pt2"),
+}
 CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
     for case in ((m, kind, ending) for m in METHODS for kind in ("classes", "numbers") for ending in (".pt2", ".onnx"))

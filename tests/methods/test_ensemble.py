@@ -96,19 +96,27 @@ def test_each_member_has_its_own_temperature_and_noise() -> None:
     torch.testing.assert_close(variances, expected[:, None].expand_as(variances).to(variances))
 
 
-@pytest.mark.parametrize("kind", ["points", "map", "swag", "ssvi"])
-def test_an_ensemble_is_a_module(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "draws"), [("points", 6), ("map", 6), ("swag", 6), ("ssvi", 6), ("laplace", 7)])
+def test_an_ensemble_is_a_module(kind: str, draws: int) -> None:
     posterior, x = caveat.fit(task(), ensemble(kind), progress=False), inputs(7)
-    module, expected = posterior.module(draws=6, seed=2), posterior.predict(x, draws=6, seed=2)
+    module, expected = posterior.module(draws=draws, seed=2), posterior.predict(x, draws=draws, seed=2)
     found = module(x)
     for name in ("aleatoric", "epistemic"):
         torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found["mean"], expected.probs, rtol=1e-4, atol=1e-5)
 
 
-def test_an_ensemble_of_what_is_no_average_over_weights_has_no_module() -> None:
-    posterior = caveat.fit(task(), Ensemble(of=caveat.Laplace(), members=2, training=POINTS), progress=False)
-    with pytest.raises(TypeError, match="no average over draws of the weights"):
+def test_members_that_are_linearised_keep_their_own_noise_in_a_module() -> None:
+    posterior, x = caveat.fit(regression(), ensemble("laplace"), progress=False), inputs(7)
+    found, expected = posterior.module(draws=7)(x), posterior.predict(x, draws=7)
+    for name in ("mean", "aleatoric", "epistemic"):
+        torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5)
+
+
+def test_an_ensemble_of_what_has_no_module_has_none() -> None:
+    members = caveat.Laplace(precision=1.0, prediction="bridge")
+    posterior = caveat.fit(task(), Ensemble(of=members, members=2, training=POINTS), progress=False)
+    with pytest.raises(TypeError, match="prediction='bridge' draws from a distribution of each row's own"):
         posterior.module(draws=4)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from caveat.batches import Inputs
-from caveat.engine.predictors import Fixing, Predictor, WeightDraws, pick
+from caveat.engine.predictors import FixedForm, Fixing, LinearDraws, LinearMixture, Predictor, WeightDraws, pick
 from caveat.likelihoods import Hyper
 from caveat.network import Params
 from caveat.storage import CorruptFile, State
@@ -56,13 +56,16 @@ class MixturePredictor:
         outputs = torch.cat([part[0] for part in parts])
         return outputs, _common_hyper([(hyper, share) for _, hyper, share in parts])
 
-    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> WeightDraws:
-        """The draws that `outputs` makes; raises a TypeError where those of a member are not of weights."""
+    def fixed_form(self, n: int | None, rng: torch.Generator, example: Inputs) -> FixedForm:
+        """The draws that `outputs` makes; raises a TypeError where a member has none that are fixed."""
         assert n is not None  # predictions of a mixture are made with draws
-        forms = [(_weight_draws(member, share, rng, example), share) for member, share in self._shares(n, rng)]
-        hyper = _common_hyper([(form.hyper, share) for form, share in forms])
+        shares = self._shares(n, rng)
+        forms = [_form(member, share, rng, example) for member, share in shares]
+        hyper = _common_hyper([(form.hyper, share) for form, (_, share) in zip(forms, shares, strict=True)])
+        if linear := [form for form in forms if isinstance(form, LinearDraws)]:
+            return LinearMixture(linear, hyper)  # members are of one method, so that all are
         each = {name: hyper.pop(name) for name, value in list(hyper.items()) if value.ndim > _axes(name)}
-        draws = [draw for form, _ in forms for draw in form.members]
+        draws = [draw for form in forms if isinstance(form, WeightDraws) for draw in form.members]
         own = [{f"hyper/{name}": stack[number] for name, stack in each.items()} for number in range(len(draws))]
         return WeightDraws([(network, own[m] | params) for m, (network, params) in enumerate(draws)], hyper)
 
@@ -79,12 +82,11 @@ class MixturePredictor:
         return mean, covariances.mean(0) + between
 
 
-def _weight_draws(member: Predictor, share: int, rng: torch.Generator, example: Inputs) -> WeightDraws:
+def _form(member: Predictor, share: int, rng: torch.Generator, example: Inputs) -> WeightDraws | LinearDraws:
     form = member.fixed_form(share, rng, example) if isinstance(member, Fixing) else None
-    if not isinstance(form, WeightDraws):
+    if not isinstance(form, WeightDraws | LinearDraws):
         raise TypeError(
-            "the members of this ensemble predict in a way that is no average over draws of the weights, so it has no "
-            "module: serve it with predict"
+            "the members of this ensemble predict in a way of their own that has no module: serve it with predict"
         )
     return form
 

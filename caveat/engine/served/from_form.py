@@ -4,10 +4,10 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from caveat.batches import Inputs
-from caveat.engine.predictors import FixedForm, WeightDraws
+from caveat.engine.predictors import FixedForm, LinearMixture, WeightDraws
 from caveat.engine.served.averaged_draws import AveragedDraws
 from caveat.engine.served.exported import NotServed, exported
-from caveat.engine.served.linear_draws import linear_module
+from caveat.engine.served.linear_draws import linear_mixture, linear_module
 from caveat.likelihoods import Likelihood
 from caveat.network import Network
 
@@ -18,6 +18,8 @@ def served_module(form: FixedForm, likelihood: Likelihood, example: Inputs) -> n
     """The module of a form; `example` is a few rows of inputs, of which only shapes and types matter."""
     if isinstance(form, WeightDraws):
         return AveragedDraws.of(form, likelihood, example)
+    if isinstance(form, LinearMixture):
+        return linear_mixture(form, likelihood, example)
     return linear_module(form, likelihood, example)
 
 

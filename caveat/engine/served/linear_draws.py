@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,41 +21,55 @@ from torch.utils import _pytree as pytree
 
 from caveat.batches import Inputs
 from caveat.engine.flat_weights import flat_places
-from caveat.engine.predictors import LinearDraws
+from caveat.engine.predictors import LinearDraws, LinearMixture
 from caveat.engine.served.averaged_draws import Values, described, inputs_of, single
 from caveat.engine.served.exported import CALLED, NotServed, exported
 from caveat.engine.served.tangent_rules import WITHOUT_SLOPE, rule_for
-from caveat.likelihoods import Likelihood
+from caveat.likelihoods import Hyper, Likelihood
 from caveat.network import Params
 
-__all__ = ["linear_module"]
+__all__ = ["linear_mixture", "linear_module"]
 
 DENSE_UP_TO = 2**22  # numbers of directions that are kept for whole parameters; more are spread out in each pass
 
 
 def linear_module(form: LinearDraws, likelihood: Likelihood, example: Inputs) -> nn.Module:
     """The module of a linearised network; `example` is a few rows."""
+    return _Predicted([_pushed(form, example)], form.hyper, likelihood, form.closed)
+
+
+def linear_mixture(form: LinearMixture, likelihood: Likelihood, example: Inputs) -> nn.Module:
+    """The module of several linearised networks, whose draws are averaged; `example` is a few rows."""
+    return _Predicted([_pushed(member, example) for member in form.members], form.hyper, likelihood, closed=False)
+
+
+def _pushed(form: LinearDraws, example: Inputs) -> nn.Module:
+    """The traced graph from inputs to outputs [B, ...] and their tangents [K, B, ...]."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # of torch about itself
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         with sdpa_kernel(SDPBackend.MATH):
             point = exported(_AtThePoint(form).eval(), form.network, example).run_decompositions()
-            pushed = _Linearised(form, likelihood, point).eval()
-            return _Pushed(exported(pushed, form.network, example).module())
+            return exported(_Linearised(form, point).eval(), form.network, example).module()
 
 
-class _Pushed(nn.Module):
-    """A graph that was traced, called as the network's own module is."""
+class _Predicted(nn.Module):
+    """What linearised networks say together, called as the network's own module is."""
 
-    def __init__(self, steps: nn.Module) -> None:
+    def __init__(self, steps: list[nn.Module], hyper: Hyper, likelihood: Likelihood, closed: bool) -> None:
         super().__init__()
-        self.steps = steps
+        self.steps, self.hyper = nn.ModuleList(steps), Values(hyper)
+        self.likelihood, self.closed = likelihood, closed
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """What the posterior says about inputs, [B, ...] each."""
-        described_by_name: dict[str, Tensor] = self.steps(*args, **kwargs)
-        return described_by_name
+        each, hyper = [steps(*args, **kwargs) for steps in self.steps], self.hyper.tensors()
+        if self.closed:
+            ((outputs, shifts),) = each
+            return described(self.likelihood.closed_predictive(outputs, shifts.square().sum(0), hyper))
+        draws = torch.cat([outputs + shifts for outputs, shifts in each])
+        return described(self.likelihood.predictive(draws, hyper))
 
 
 class _AtThePoint(nn.Module):
@@ -73,9 +88,8 @@ class _AtThePoint(nn.Module):
 class _Linearised(nn.Module):
     """The network's graph with tangents beside its values."""
 
-    def __init__(self, form: LinearDraws, likelihood: Likelihood, point: ExportedProgram) -> None:
+    def __init__(self, form: LinearDraws, point: ExportedProgram) -> None:
         super().__init__()
-        self.likelihood, self.closed, self.hyper = likelihood, form.closed, Values(form.hyper)
         self.directions = _Directions(form)
         signature = point.graph_signature
         tensors = {**point.state_dict, **point.constants}
@@ -85,7 +99,7 @@ class _Linearised(nn.Module):
         self.leaves = {place: _parameter(name) for place, name in signature.inputs_to_buffers.items()}
         self.steps = [point.graph]  # in a list: it is no part of the module's own state
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         inputs = iter(pytree.tree_leaves((args, kwargs)))
         given, directions = self.given.tensors(), self.directions()
         values: dict[fx.Node, Any] = {}
@@ -99,16 +113,8 @@ class _Linearised(nn.Module):
                 _step(node, values, tangents)
             elif node.op == "output":
                 (last,) = node.args[0]
-                return self._predicted(values[last], tangents.get(last))
+                return _in_single(values[last], tangents.get(last))
         raise AssertionError("a graph ends with its outputs")
-
-    def _predicted(self, outputs: Tensor, shifts: Tensor | None) -> dict[str, Tensor]:
-        if shifts is None:
-            raise ValueError("the outputs do not depend on the weights that the posterior is over")
-        outputs, shifts, hyper = single(outputs), single(shifts), self.hyper.tensors()
-        if self.closed:
-            return described(self.likelihood.closed_predictive(outputs, shifts.square().sum(0), hyper))
-        return described(self.likelihood.predictive(outputs + shifts, hyper))
 
 
 class _Directions(nn.Module):
@@ -148,6 +154,12 @@ class _Directions(nn.Module):
             name: self._spread(part, entries[name], name) if name in entries else part
             for name, part in self.parts.tensors().items()
         }
+
+
+def _in_single(outputs: Tensor, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
+    if shifts is None:
+        raise ValueError("the outputs do not depend on the weights that the posterior is over")
+    return single(outputs), single(shifts)
 
 
 def _step(node: fx.Node, values: dict[fx.Node, Any], tangents: dict[fx.Node, Any]) -> None:
