@@ -75,7 +75,7 @@ class GramMatrix:
             target = self.total[start:, start:stop]
             for left, right in pairs:
                 left, right = left[:, start:].T, right[:, start:stop]
-                if left.device.type == "cuda" and left.dtype == torch.bfloat16 and single:
+                if left.dtype == torch.bfloat16 and single and _sums_in_float32(left.device):
                     target += torch.mm(left, right, out_dtype=target.dtype)
                 else:
                     target.addmm_(left.to(target.dtype), right.to(target.dtype))
@@ -103,13 +103,26 @@ def _split(f: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 @functools.cache
+def _sums_in_float32(device: torch.device) -> bool:
+    """Whether torch gives products of bfloat16 as float32 on a device; a GPU needs torch 2.8 for it."""
+    if device.type != "cuda":
+        return False
+    f = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    try:
+        torch.mm(f, f, out_dtype=torch.float32)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+@functools.cache
 def _splitting_pays(device: torch.device) -> bool:
     """Whether three products in bfloat16 are faster on a device than one in float32; never on a CPU."""
-    if device.type != "cuda":
+    if not _sums_in_float32(device):
         return False
     try:
         return 3 * _seconds_of_product(device, torch.bfloat16) < _seconds_of_product(device, torch.float32)
-    except (TypeError, RuntimeError):  # a torch that cannot sum bfloat16 in float32, or a GPU without it
+    except torch.OutOfMemoryError:
         return False
 
 

@@ -59,19 +59,7 @@ class Training:
 
     def rate(self, progress: float) -> float:
         """The learning rate, as a share of its highest, after a share of training."""
-        schedule, warmup = self.descent.schedule, self.descent.warmup
-        if schedule == "onecycle":
-            rising = 0.3
-            if progress < rising:
-                return 0.04 + 0.96 * 0.5 * (1 - math.cos(math.pi * progress / rising))
-            return 0.5 * (1 + math.cos(math.pi * (progress - rising) / (1 - rising)))
-        if progress < warmup:
-            return progress / warmup
-        if schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / max(1 - warmup, 1e-9)))
-        if schedule == "step":
-            return 0.1 ** sum(progress >= milestone for milestone in self.milestones)
-        return 1.0
+        return self.descent.rate(progress, self.milestones)
 
 
 @dataclass(frozen=True)
@@ -83,6 +71,22 @@ class Descent:
     schedule: Schedule = "cosine"
     warmup: float = 0.05
     clip: float = 0.0
+
+    def rate(self, progress: float, milestones: tuple[float, ...]) -> float:
+        """The learning rate, as a share of its highest, after a share of training; "step" has milestones."""
+        schedule, warmup = self.schedule, self.warmup
+        if schedule == "onecycle":
+            rising = 0.3
+            if progress < rising:
+                return 0.04 + 0.96 * 0.5 * (1 - math.cos(math.pi * progress / rising))
+            return 0.5 * (1 + math.cos(math.pi * (progress - rising) / (1 - rising)))
+        if progress < warmup:
+            return progress / warmup
+        if schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / max(1 - warmup, 1e-9)))
+        if schedule == "step":
+            return 0.1 ** sum(progress >= milestone for milestone in milestones)
+        return 1.0
 
 
 ADAM = Training(**asdict(Descent()))  # what methods have that have no values of their own

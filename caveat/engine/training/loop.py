@@ -171,7 +171,8 @@ class Loop:
             )
         self.task, self.network, self.variables, self.loss = task, network, variables, loss
         self.training, self.run = training, run
-        self.clip = training.descent.clip
+        self.descent = training.descent
+        self.clip = self.descent.clip
         self.optimizers = _optimizers(variables, training, decay, run, optimizer)
         self.validate, self.after_epoch, self.after_step = validate, after_epoch, after_step
         self.training_flops = training_flops  # of a row: None until measured
@@ -323,7 +324,7 @@ class Loop:
 
     def rate_of(self, step: int) -> float:
         """The learning rate of a step of this epoch, as a share of its highest."""
-        return self.training.rate((self.epoch + (step + 0.5) / self.steps) / self.epochs)
+        return self.descent.rate((self.epoch + (step + 0.5) / self.steps) / self.epochs, self.training.milestones)
 
     def _set_rate(self, share: float) -> None:
         for optimizer in self.optimizers:
