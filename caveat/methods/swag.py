@@ -266,6 +266,9 @@ class _PosteriorWidth:
     D n / (D + n), near the smaller of the two, and half of it where they are alike. An output counts by the information
     that it has (its Fisher information) against that of a network which says nothing: a row that is classified with
     certainty determines nothing.
+
+    Where few rows have taught the mean less than d / 2 more than the label marginals know, draws that fit so much worse
+    would know nothing; they then lose half of what the mean has learned.
     """
 
     def __init__(self, task: Task, network: Network, centre: Params, hyper: Hyper, rows: int = 2000) -> None:
@@ -289,13 +292,23 @@ class _PosteriorWidth:
         # The loss of a draw is a sum over weights: of few weights it takes more draws to know its mean.
         draws = min(64, max(8, 2000 // sum(value.numel() for value in gaussian.variance.values())))
         best, log_scale = self._fit(self.centre), 0.0
+        wanted, learned = 0.5 * self.directions, best - self.task.n * self.task.baseline
+        if wanted > learned:
+            if learned <= 0:
+                run.warnings.append("the mean of SGD's path fits no better than the label marginals: its scale is 1")
+                return 1.0
+            run.warnings.append(
+                f"the training rows have taught the mean of SGD's path {learned:.3g} nats, less than draws of a "
+                f"posterior would lose of them ({wanted:.3g}): draws lose half, and more rows would tell their width"
+            )
+            wanted = 0.5 * learned
         low, high = -math.inf, math.inf  # between them is the scale, once both are found
         for _ in range(20):
             rng = torch.Generator().manual_seed(run.seed)  # the same draws but for their scale
             fits = (self._fit(gaussian.draw(math.exp(log_scale), rng)) for _ in range(draws))
             loss = best - sum(fits) / draws
             loss = loss if math.isfinite(loss) else math.inf
-            ratio = min(16.0, max(1 / 16, 0.5 * self.directions / max(loss, 1e-30)))
+            ratio = min(16.0, max(1 / 16, wanted / max(loss, 1e-30)))
             if abs(math.log(ratio)) < 0.05:
                 return math.exp(log_scale)
             low, high = (log_scale, high) if ratio > 1 else (low, log_scale)
@@ -303,8 +316,8 @@ class _PosteriorWidth:
             if not low < log_scale < high:
                 log_scale = (low + high) / 2
         run.warnings.append(
-            f"no scale makes draws fit the training rows worse than their mean by {self.directions / 2:.3g}, as those "
-            f"of a posterior would; {math.exp(log_scale):.3g} comes near: give scale, or another learning_rate"
+            f"no scale makes draws fit the training rows worse than their mean by {wanted:.3g}, as those of a "
+            f"posterior would; {math.exp(log_scale):.3g} comes near: give scale, or another learning_rate"
         )
         return math.exp(log_scale)
 

@@ -138,6 +138,36 @@ def test_the_default_is_as_wide_as_the_posterior_whatever_the_learning_rate(kind
     assert paper.info.diagnostics["scale"] == 1.0
 
 
+class Bounded(nn.Module):
+    """Logits that no weights can make large, as those of a transformer whose last layer is a norm and frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(10, 40), nn.Linear(40, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.5 * nn.functional.normalize(self.second(torch.tanh(self.first(x))), dim=-1)
+
+
+def test_few_rows_do_not_make_draws_that_know_nothing() -> None:
+    """Rows x outputs are more than what they can teach: no draw loses as much as those of a posterior would."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(90, 10, generator=rng)
+    y = (x[:, :6] + 0.5 * torch.randn(90, 6, generator=rng)).argmax(1)
+    torch.manual_seed(0)
+    task = caveat.Task(Bounded(), (x, y), caveat.Categorical())
+    start = caveat.MAP(training=Training(epochs=100, learning_rate=0.02))
+    posterior = caveat.fit(task, caveat.SWAG(rank=5, training=Training(epochs=8)), start=start, progress=False)
+    told, scores = posterior.info, caveat.evaluate(posterior, {"again": (x, y)})["again"]
+    assert any("draws lose half" in warning for warning in told.warnings)
+    assert not any("no scale makes draws" in warning for warning in told.warnings)
+    fits = [float(task.log_likelihood(task.network, draw, {})) for draw in posterior.sample(8, seed=0)]
+    learned = float(task.log_likelihood(task.network, posterior.state["mean"], {})) - task.baseline
+    lost = learned - (sum(fits) / 8 - task.baseline)
+    assert lost / learned == pytest.approx(0.5, rel=0.06), "of the very draws that it was found with"
+    assert scores["accuracy"].mean > 0.8
+
+
 def test_batches_of_all_rows_are_warned_about_and_never_the_default() -> None:
     task, _, _ = linear_regression(1)
     start = caveat.MAP(training=Training(epochs=200, learning_rate=0.03))
