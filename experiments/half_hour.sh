@@ -43,8 +43,7 @@ mnist=(subnetwork/resnet18_mnist.toml --cells '*/*/[!e]*/0' '*/*/energy/0')
     run ssvi/cifar.py --data cifar100 --folder "$out/100-95-1" --seed 1
 ) > "$out/ssvi.log" 2>&1 &
 ( # small networks, which leave most of the card to the others
-    run sampled_laplace/run.py --rows 60000 --folder "$out/lenet" --cells descent \
-        --csv "$here/sampled_laplace/results_cuda.csv"
+    run sampled_laplace/run.py --folder "$out/lenet" --cells descent --csv "$here/sampled_laplace/results_cuda.csv"
     ready
     cells hmc/lenet_cifar10.toml --cells '*/*/hmc/0'
     cells hmc/lenet_cifar10.toml --cells '*/*/*/0'

@@ -5,7 +5,7 @@
 Trains the network, or takes it from the folder; then the fit, which goes on where a killed one stopped; then test rows,
 clean and corrupted, the network's own predictions beside those of the samples, each with and without a temperature.
 Every stage is timed. A line of the csv is (data, stage or method, quantity, value, seed, command, commit).
-`--width 4 --rows 512 --epochs 1 --samples 4 --corrupted-rows 250` is a dry run for a CPU.
+`--width 4 --rows 512 --epochs 1 --samples 4 --test-rows 250 --corrupted-rows 250` is a dry run for a CPU.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import caveat
 from caveat import MAP, SampledLaplace, Training, data, models
-from caveat.engine.linear_model import ConjugateGradients, Tuning
+from caveat.engine.linear_model import ConjugateGradients, Solver, StochasticDescent, Tuning
 from caveat.evaluate.metrics import joint_nll, top_label_ece
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--tuning-samples", type=int, default=2, help="for the updates of the precision")
     parser.add_argument("--rank", type=int, default=256, help="of the sketch: more products once, fewer in every solve")
     parser.add_argument("--tolerance", type=float, default=1e-2)
+    parser.add_argument("--descent", type=int, help="solve by descent on L' in batches of so many rows instead")
+    parser.add_argument("--descent-passes", type=int, default=60, help="at most")
     parser.add_argument(
         "--negligible", type=float, default=1e-2, help="share of the information that rows may hold and be left out"
     )
@@ -105,6 +107,7 @@ def main() -> None:
     )
     parser.add_argument("--isotropic", action="store_true", help="no g-prior")
     parser.add_argument("--arithmetic", choices=("full", "float16"), default="float16")
+    parser.add_argument("--test-rows", type=int, default=10**9, help="at most so many clean test rows")
     parser.add_argument("--corrupted-rows", type=int, default=1000, help="of each corruption and severity")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("cifar.csv"))
     given = parser.parse_args()
@@ -121,6 +124,9 @@ def main() -> None:
         validation=given.validation or None,
     )
     start = trained(task, given)
+    solver: Solver = ConjugateGradients(rank=given.rank, at_once=given.at_once, tolerance=given.tolerance, refresh=10)
+    if given.descent:
+        solver = StochasticDescent(batch_rows=given.descent, tolerance=given.tolerance, passes=given.descent_passes)
     method = SampledLaplace(
         samples=given.samples,
         at_once=given.at_once,
@@ -130,11 +136,12 @@ def main() -> None:
         negligible=given.negligible,
         temperature="validation" if given.validation else 1.0,
         tuning=Tuning(samples=given.tuning_samples, tolerance=2e-2),
-        solver=ConjugateGradients(rank=given.rank, at_once=given.at_once, tolerance=given.tolerance, refresh=10),
+        solver=solver,
         arithmetic=given.arithmetic,
         block_rows=given.block_rows,
     )
     name = f"sampled-{'isotropic' if given.isotropic else 'g'}-{given.samples}-{given.validation:g}"
+    name += f"-descent-{given.descent}" if given.descent else ""
     kept = given.folder / name
     if kept.exists():
         posterior = caveat.load(kept, task.network.module, device=given.device)
@@ -154,7 +161,8 @@ def main() -> None:
     found["steps of the updates"] = float(len(info.diagnostics["history"]))
     lines = [(given.data, name, quantity, value) for quantity, value in found.items()]
     lines.append((given.data, "map", "seconds", start.info.seconds))
-    tests = {"": rows.test.tensors} | {
+    x, y = rows.test.tensors
+    tests = {"": (x[: given.test_rows], y[: given.test_rows])} | {
         f", severity {severity}": corrupted(rows, severity, given.corrupted_rows) for severity in (1, 3, 5)
     }
     one = {"posterior": {"temperature": torch.ones((), dtype=torch.float64)}}

@@ -44,7 +44,8 @@ from pieces import commit
 Found = Iterator[tuple[str, str, float]]  # setting, quantity, value
 COLUMNS = ("cell", "setting", "quantity", "value", "command", "commit")
 SAMPLES, TEST = 64, 400
-PASSES = (10, 40, 160, 640)
+PASSES = (10, 40, 160)
+STEPS = 30_000  # of descent in small batches, at most: a step of few rows takes as long as one of many
 ARRIVED = 0.02  # an error in the norm of H at which a solver need go no further
 SOLVER = ConjugateGradients(rank=256)
 
@@ -189,14 +190,14 @@ def descent(problem: Problem, own: Exact) -> Found:
         wrong = z.double() - exactly
         return float(((wrong * (wrong @ own.M + own.precision * wrong)).sum(1) / whole).sqrt().mean())
 
-    every: dict[str, Callable[[int], Solver]] = {}
+    every: dict[str, tuple[int, Callable[[int], Solver]]] = {}  # and the rows of a step
     for rank in (0, 64):
-        every[f"conjugate gradients, rank {rank}"] = partial(_gradients, rank)
+        every[f"conjugate gradients, rank {rank}"] = problem.rows, partial(_gradients, rank)
     for batch in (500, 100, 20):
         for objective in ("plain", "reduced", "dual"):
-            every[f"descent, {objective}, batch {batch}"] = partial(_descent, objective, batch)
-    for name, solver in every.items():
-        for passes in PASSES:
+            every[f"descent, {objective}, batch {batch}"] = batch, partial(_descent, objective, batch)
+    for name, (batch, solver) in every.items():
+        for passes in (p for p in PASSES if p * problem.rows <= STEPS * batch or p == PASSES[0]):
             started, prepared = time.perf_counter(), solver(passes).prepare(problem.model)
             reached = error(prepared.solve(model, system).z)
             yield name, f"error after {passes} passes and {prepared.preparation / 8:.3g} before", reached
