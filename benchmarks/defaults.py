@@ -333,48 +333,77 @@ def averages(lines: list[dict[str, str]], score: str) -> dict[str, dict[str, flo
     return {name: {m: mean(v) for m, v in by_method.items()} for name, by_method in values.items()}
 
 
-def print_table(lines: list[dict[str, str]], score: str, sets: list[str], methods: list[str]) -> None:
+def table_of(lines: list[dict[str, str]], score: str, sets: list[str], methods: list[str]) -> list[str]:
+    """The means over seeds of a score, a line a method, as `benchmarks/README.md` has them."""
     table = averages(lines, score)
     present = [m for m in methods if any(m in table.get(name, {}) for name in sets)]
     sets = [name for name in sets if name in table]
     if not present or not sets:
-        return
-    print(f"\n| {score} | " + " | ".join(sets) + " |\n|" + "---|" * (len(sets) + 1))
+        return []
+    head = "NLL" if score == "nll" else score
+    shown = [f"| {head} | " + " | ".join(sets) + " |", "|" + "---|" * (len(sets) + 1)]
     for method in present:
-        cells = [f"{table[name][method]:.3g}" if method in table[name] else "" for name in sets]
-        print(f"| {method} | " + " | ".join(cells) + " |")
+        cells = [_short(table[name][method]) if method in table[name] else "" for name in sets]
+        shown.append(f"| {method} | " + " | ".join(cells) + " |")
+    return shown
 
 
-def print_wins(lines: list[dict[str, str]], sets: list[str], methods: list[str]) -> None:
-    """How often each method's NLL is below that of others, and how the best of ours stands to the Gaussian process."""
-    table = {name: scores for name, scores in averages(lines, "nll").items() if name in sets}
-    if not table:
-        return
+def _short(value: float) -> str:
+    """Two decimals, without the zero before them: -.05."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"
+
+
+def wins_of(lines: list[dict[str, str]], sets: list[str], methods: list[str]) -> list[str]:
+    """On how many sets each method's NLL is below that of others, a line a method.
+
+    Two methods are compared over the seeds that both have. A fit is silent where neither it nor its evaluation warns.
+    """
+    lines = [line for line in lines if line["set"] in sets]
     rivals = ["map", *OTHERS]
-    print("\n| sets with a lower NLL than | " + " | ".join(rivals) + " | worse than marginals | of them silent |")
-    print("|" + "---|" * (len(rivals) + 3))
+    head = " | ".join(
+        ["sets with a lower NLL than", *rivals, "fits that warn", "worse than marginals", "of them silent"]
+    )
+    shown = [f"| {head} |", "|" + "---|" * (len(rivals) + 4)]
+    limit = {(x["set"], x["seed"]): float(x["nll"]) for x in lines if x["method"] == "marginals"}
     for method in [m for m in methods if m not in OTHERS]:
+        fits = [x for x in lines if x["method"] == method and x["status"] == "ok" and x["nll"]]
+        if not fits:
+            continue
         cells = []
         for rival in rivals:
-            both = [(s[method], s[rival]) for s in table.values() if method in s and rival in s]
-            cells.append(f"{sum(a < b for a, b in both)} of {len(both)}" if both and rival != method else "")
-        fits = [x for x in lines if x["method"] == method and x["set"] in table and x["status"] == "ok" and x["nll"]]
-        limit = {(x["set"], x["seed"]): float(x["nll"]) for x in lines if x["method"] == "marginals"}
+            pairs = averages(_with(lines, method, rival), "nll").values()
+            wins = sum(pair[method] < pair[rival] for pair in pairs)
+            cells.append(f"{wins} of {len(pairs)}" if pairs and rival != method else "")
         worse = [x for x in fits if float(x["nll"]) > limit.get((x["set"], x["seed"]), math.inf)]
         silent = [x for x in worse if not x["warnings"] and not x["evaluation"]]
-        if fits:
-            print(f"| {method} | " + " | ".join(cells) + f" | {len(worse)} of {len(fits)} fits | {len(silent)} |")
-    print("\n| NLL | best of ours | which | gp | within .1 |\n|---|---|---|---|---|")
-    near = total = 0
+        warned = sum(bool(x["warnings"]) for x in fits)
+        counts = f"{warned} of {len(fits)} | {len(worse)} | {len(silent)}"
+        shown.append(f"| {method} | " + " | ".join(cells) + f" | {counts} |")
+    return shown
+
+
+def _with(lines: list[dict[str, str]], *methods: str) -> list[dict[str, str]]:
+    """The lines of these methods, for the sets and seeds that all of them have."""
+    of_each = [
+        {(x["set"], x["seed"]) for x in lines if x["method"] == m and x["status"] == "ok" and x["nll"]} for m in methods
+    ]
+    common = set.intersection(*of_each)
+    return [x for x in lines if x["method"] in methods and (x["set"], x["seed"]) in common and x["nll"]]
+
+
+def beside_the_gp(lines: list[dict[str, str]], sets: list[str], methods: list[str]) -> list[str]:
+    """How the best of ours stands to the Gaussian process, over the seeds that this has."""
+    has_gp = {(x["set"], x["seed"]) for x in lines if x["method"] == "gp" and x["nll"]}
+    table = averages([x for x in lines if (x["set"], x["seed"]) in has_gp], "nll")
+    shown = ["| NLL | best of ours | which | gp | within .1 |", "|---|---|---|---|---|"]
     for name in [s for s in sets if s in table]:
-        ours = {m: v for m, v in table[name].items() if m not in OTHERS}
-        if not ours or "gp" not in table[name]:
+        ours = {m: v for m, v in table[name].items() if m in methods and m not in OTHERS}
+        if not ours:
             continue
-        best = min(ours, key=lambda m: ours[m])
-        close = ours[best] <= table[name]["gp"] + 0.1
-        near, total = near + close, total + 1
-        print(f"| {name} | {ours[best]:.3f} | {best} | {table[name]['gp']:.3f} | {'yes' if close else 'no'} |")
-    print(f"\nthe best of ours is within .1 of the Gaussian process on {near} of {total} sets")
+        best, gp = min(ours, key=lambda m: ours[m]), table[name]["gp"]
+        close = "yes" if ours[best] <= gp + 0.1 else "no"
+        shown.append(f"| {name} | {_short(ours[best])} | {best} | {_short(gp)} | {close} |")
+    return shown
 
 
 def main() -> None:
@@ -406,8 +435,9 @@ def main() -> None:
         if wanted:
             print(f"\n## {title}")
             for score in ("nll", "crps", "coverage", "error", "seconds"):
-                print_table(lines, score, wanted, methods)
-            print_wins(lines, wanted, methods)
+                print("\n".join(["", *table_of(lines, score, wanted, methods)]))
+            print("\n".join(["", *wins_of(lines, wanted, methods)]))
+            print("\n".join(["", *beside_the_gp(lines, wanted, methods)]))
 
 
 if __name__ == "__main__":
