@@ -1,7 +1,7 @@
 """A posterior of samples: what it keeps, and its predictions f(x) + J(x) z_k, each a draw of the function."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,15 +161,37 @@ class SamplePredictor:
             outputs = network(self._state.params, move(x, network.device))
             return outputs, outputs.expand(len(chosen), *outputs.shape)
         features = NetworkFeatures(network, self._state.params, InputRows(x), programs=self._programs, padded=True)
+        alone = count_rows(x) == 1 and math.prod(features.output_shape) <= len(set(chosen))
+        times = _times_the_gradients(features) if alone else _in_blocks(features)
         mean: Tensor | None = None
         products: dict[int, Tensor] = {}
         for numbers, samples in self._state.some(chosen, self._at_once):
-            z = samples.to(network.device)
-            blocks = [(block.outputs, block.forward(z)) for block in features.blocks()]
-            mean = torch.cat([f for f, _ in blocks]) if mean is None else mean
-            products |= dict(zip(numbers, torch.cat([u for _, u in blocks], 1), strict=True))
+            outputs, shifts = times(samples.to(network.device))
+            mean = outputs if mean is None else mean
+            products |= dict(zip(numbers, shifts, strict=True))
         assert mean is not None
         shifts = self._state.spread * torch.stack([products[number] for number in chosen])
         check_shifts(shifts)
         shape = (count_rows(x), *features.output_shape)
         return mean.reshape(shape), shifts.reshape(len(chosen), *shape)
+
+
+Products = Callable[[Tensor], tuple[Tensor, Tensor]]  # samples z [k, d] -> f [B, m] and J z [k, B, m]
+
+
+def _in_blocks(features: NetworkFeatures) -> Products:
+    """Products by forward differentiation, a pass for each sample."""
+
+    def times(z: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = [(block.outputs, block.forward(z)) for block in features.blocks()]
+        return torch.cat([outputs for outputs, _ in blocks]), torch.cat([shifts for _, shifts in blocks], 1)
+
+    return times
+
+
+def _times_the_gradients(features: NetworkFeatures) -> Products:
+    """Products with the gradients of one row: a pass back for each output, where these are fewer."""
+    (block,) = features.blocks()
+    unit = torch.eye(block.outputs.shape[1], dtype=block.outputs.dtype, device=block.outputs.device)
+    gradients = block.backward(unit.unsqueeze(1))  # [m, d]
+    return lambda z: (block.outputs, (z @ gradients.T).unsqueeze(1))

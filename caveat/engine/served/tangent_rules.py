@@ -254,6 +254,13 @@ def _largest(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequen
     return (given[0] * share).sum([axis + 1 for axis in axes]).reshape(len(given[0]), *result.shape)
 
 
+def _larger(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[Any], result: Tensor) -> Tensor:
+    """The larger or the smaller of two: the tangent of that one, and where they are equal the mean of both."""
+    shares = [(x == result).to(result.dtype) for x in args]
+    terms = [_aligned(t, result) * share for t, share in zip(given, shares, strict=True) if t is not None]
+    return _summed(terms) / sum(shares)
+
+
 def _length(op: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[Any], result: Tensor) -> Tensor:
     """The Euclidean length along axes: d|x| = x dx / |x|, and none at x = 0."""
     x, order = args[0], args[1] if len(args) > 1 else 2
@@ -369,6 +376,8 @@ RULES: dict[Any, Rule] = {
     aten.convolution.default: _convolution,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.amax.default: _largest,
+    aten.maximum.default: _larger,
+    aten.minimum.default: _larger,
     aten.linalg_vector_norm.default: _length,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.native_layer_norm.default: _layer_norm,

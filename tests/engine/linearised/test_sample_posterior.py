@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import caveat
+from caveat.engine.linearised.jacobian_features import NetworkBlock
 from caveat.engine.linearised.sample_posterior import SamplePredictor, SampleState
 from caveat.storage import CorruptFile
 
@@ -50,9 +51,10 @@ def predictor(by_weights: bool = False, at_once: int = 2) -> tuple[SamplePredict
     return SamplePredictor(state, network, by_weights=by_weights, at_once=at_once), state, network
 
 
-def test_outputs_are_the_linearisation_along_each_sample(dense: Any) -> None:
+@pytest.mark.parametrize("rows", [1, N])  # a row alone goes by its gradients
+def test_outputs_are_the_linearisation_along_each_sample(dense: Any, rows: int) -> None:
     own, state, network = predictor()
-    x = normal(N, 3, seed=3)
+    x = normal(rows, 3, seed=3)
     outputs, _ = own.outputs(x, S, torch.Generator().manual_seed(0))
     j = dense(network, network.params(), {}).jacobian(x)
     shifts = torch.einsum("bmd,kd->kbm", j, 2 * torch.cat(state.groups))
@@ -62,6 +64,20 @@ def test_outputs_are_the_linearisation_along_each_sample(dense: Any) -> None:
     torch.testing.assert_close(covariance, torch.einsum("kbi,kbj->bij", shifts, shifts) / S)
     flat = shifts.flatten(1)
     torch.testing.assert_close(own.moments(x, joint=True)[1], flat.T @ flat / S)
+
+
+def test_a_row_alone_takes_a_pass_back_for_each_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, _, _ = predictor()
+    pushed: list[int] = []
+    forward = NetworkBlock.forward
+    monkeypatch.setattr(NetworkBlock, "forward", lambda self, z: pushed.append(len(z)) or forward(self, z))
+    alone = own.outputs(normal(3, 3, seed=3)[:1], 9, torch.Generator().manual_seed(0))[0]
+    assert not pushed
+    together = own.outputs(normal(3, 3, seed=3), 9, torch.Generator().manual_seed(0))[0]
+    assert sum(pushed) == S
+    torch.testing.assert_close(alone, together[:, :1])
+    own.outputs(normal(1, 3), 1, torch.Generator().manual_seed(0))
+    assert sum(pushed) == S + 1  # one sample is fewer than two outputs
 
 
 def test_by_weights_each_sample_goes_through_the_network_itself() -> None:

@@ -41,6 +41,7 @@ class Slopes(nn.Module):
         h = self.first(x)
         h = F.elu(h) + F.leaky_relu(h) - F.softplus(h) / (1 + h.square()) + F.hardtanh(h) * h.exp().log1p()
         h = h * self.scale + (h.abs() + self.scale).sqrt() + torch.where(h > 0, h.sin(), h.cos()) + torch.erf(h)
+        h = torch.maximum(h, self.scale) + torch.minimum(h.tanh(), self.scale * h) + torch.maximum(h, h)
         return self.last(F.softmax(h, 1) * F.log_softmax(h, -1) + h.clamp(-1, 1) ** 3 - h.neg())
 
 
