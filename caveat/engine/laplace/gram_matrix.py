@@ -26,6 +26,7 @@ from caveat.engine.laplace.memory import GRAM_ROWS
 __all__ = ["GramMatrix"]
 
 GRAM_BLOCK = 4096  # columns of H that are updated at once
+IN_CACHE = 2**18  # numbers that a processor reads again without going to memory
 
 
 class GramMatrix:
@@ -52,12 +53,15 @@ class GramMatrix:
         phi = phi.to(self.total.dtype)
         (n, d, _), width = fisher.shape, phi.shape[1]
         total = self.total.view(d, width, d, width)
-        step = max(1, working_numbers(phi) // (n * d * width))
+        numbers = min(working_numbers(phi), IN_CACHE) if phi.device.type == "cpu" else working_numbers(phi)
+        step, before = max(1, numbers // (n * d * width)), max(1, numbers // (n * width))
         for start in range(0, d, step):
             stop = min(start + step, d)
-            scaled = fisher[:, start:stop, :stop, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
-            products = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
-            total[start:stop, :, :stop] += products.transpose(0, 1)
+            for first in range(0, stop, before):
+                last = min(first + before, stop)
+                scaled = fisher[:, start:stop, first:last, None] * phi[:, None, None]  # [B, outputs, outputs before, I]
+                products = (phi.T @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
+                total[start:stop, :, first:last] += products.transpose(0, 1)
 
     def flush(self) -> None:
         """Add what the waiting rows make to the lower triangle of H."""
