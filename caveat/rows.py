@@ -18,8 +18,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from torch.utils.data import sampler as samplers
 from torch.utils.data.distributed import DistributedSampler
 
-from caveat.batches import Inputs, as_inputs, concatenate, count_rows, first_not_finite, move, tensors
-from caveat.one_width import padded_to_one_width
+from caveat.batches import (
+    Inputs,
+    as_inputs,
+    concatenate,
+    count_rows,
+    first_not_finite,
+    move,
+    padded_to_one_width,
+    tensors,
+)
 from caveat.randomness import seeded
 
 __all__ = ["Batch", "Data", "Rows", "evenly_spread"]

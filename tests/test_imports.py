@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "caveat"
 LAYERS = [
     {"files", "knobs", "batches", "randomness", "copies", "notebooks"},
     {"data", "models", "native"},
-    {"predictive", "likelihoods", "priors", "network", "one_width", "rows", "task", "storage", "typed_json"},
+    {"predictive", "likelihoods", "priors", "network", "rows", "task", "storage", "typed_json"},
     {"engine"},
     {"methods"},
     {"posterior", "posterior_folder", "fitting", "deploy", "serve", "bayesian_linear_model"},
