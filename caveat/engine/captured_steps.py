@@ -75,13 +75,23 @@ def captured(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> Cal
 
 
 def _record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    """A graph of a step that is not made now; calling it makes the step, with the generators where they then are."""
-    graph = torch.cuda.CUDAGraph()
+    """A graph of a step that is not made now; calling it makes the step, with the generators where they then are.
+
+    Raises CaptureError if CUDA does not record some operation of it.
+    """
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     for generator in generators:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        step()
-    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        torch.cuda.set_stream(here)  # a recording that fails may leave its own as the present one
+        why = str(error).strip().partition("\n")[0]
+        raise CaptureError(f"CUDA does not record a step of this network ({why})") from error
     return graph.replay
 
 
@@ -233,12 +243,9 @@ class _Recording:
                 _warm_up(step, device)
                 if _drawn(device) != drawn:
                     raise CaptureError("the network draws random numbers of its own (dropout): steps are not recorded")
-        except (CaptureError, torch.OutOfMemoryError):
+            return _record(step, [generator for i in which for generator in self._lanes[i].generators])
+        finally:
             self._put_back(which, before)
-            raise
-        replay = _record(step, [generator for i in which for generator in self._lanes[i].generators])
-        self._put_back(which, before)
-        return replay
 
     def _step(self, lane: int) -> None:
         """One step of a lane."""

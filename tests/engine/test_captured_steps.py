@@ -177,3 +177,20 @@ def test_a_sparse_chain_that_cannot_be_recorded_says_so_once_and_is_the_same(mon
     assert_equal_states(plain, said)
     dropout = fitted(method, task(network(nn.Conv2d(8, 8, 3), nn.Dropout(0.2))))
     assert any("random numbers of its own" in warning for warning in dropout.info.warnings)
+
+
+@pytest.mark.parametrize("which", ["given", "rmsprop"])
+def test_a_step_that_is_not_recorded_after_all_leaves_the_chains_where_they_were(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = fitted(CHAINS[which])
+    record_on_the_cpu(monkeypatch)
+
+    def broken(step: Any, generators: Any) -> Any:
+        step()  # what a recording on a GPU does not do, so that whatever it leaves is put back
+        raise captured_steps.CaptureError("operation not permitted")
+
+    monkeypatch.setattr(captured_steps, "_record", broken)
+    said = fitted(CHAINS[which])
+    assert any("not permitted" in warning for warning in said.info.warnings)
+    assert_same(plain, said)
