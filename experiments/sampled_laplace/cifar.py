@@ -176,9 +176,13 @@ def main() -> None:
         for where, test in tests.items():
             found = scores(scored, *test, 2500)
             lines += [(given.data, which, quantity + where, value) for quantity, value in found.items()]
-    command = " ".join(
-        [Path(__file__).name, *(word for word in sys.argv[1:] if word.startswith("--") or "/" not in word)]
-    )
+    words: list[str] = [Path(__file__).name]
+    for word in sys.argv[1:]:  # places on this machine are no part of what was run
+        if "/" in word:
+            words.pop()
+        else:
+            words.append(word)
+    command = " ".join(words)
     about = (given.seed, command, commit())
     with given.csv.open("a", newline="") as file:
         csv.writer(file).writerows([(*line[:3], f"{line[3]:.6g}", *about) for line in lines])
