@@ -92,3 +92,27 @@ def test_the_precision_hardly_moves_between_splits_of_few_validation_rows() -> N
     spread = {how: max(found) - min(found) for how, found in decades.items()}
     assert spread["auto"] < 0.3
     assert spread["validation"] > 3
+
+
+def heart_learned() -> tuple[caveat.Task, caveat.Posterior]:
+    """A point that has learned more of its training rows than there is to learn, and validation rows that show it."""
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(300, 5, generator=rng)
+    y = torch.tanh(x @ torch.randn(5, 1, generator=rng)) + 0.5 * torch.randn(300, 1, generator=rng)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 50), nn.ReLU(), nn.Linear(50, 1))
+    task = caveat.Task(model, (x, y), caveat.Gaussian(), validation=0.2)
+    return task, caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=800)), progress=False)
+
+
+def test_few_weights_leave_the_noise_that_validation_rows_have_shown() -> None:
+    """The evidence of few weights takes the others as known, and gave back the noise of rows learned by heart."""
+    task, point = heart_learned()
+    for method in (caveat.SubnetworkLaplace(), caveat.LastLayerLaplace()):
+        found = caveat.fit(task, method, start=point, progress=False)
+        assert torch.equal(found.state["hyper"]["log_noise"], point.state["hyper"]["log_noise"])
+        assert "noise_multiple" not in found.info.diagnostics
+        asked = caveat.fit(task, replace(method, precision="validation"), start=point, progress=False)
+        assert "noise_multiple" in asked.info.diagnostics
+    assert "noise_multiple" in caveat.fit(task, Laplace(), start=point, progress=False).info.diagnostics
