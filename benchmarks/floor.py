@@ -210,8 +210,8 @@ def tests(machine: Machine, sizes: Sizes) -> list[Row]:
                 log.flush()
     failures = [place for place, line in enumerate(lines) if "= FAILURES" in line or "= ERRORS" in line]
     print("".join(lines[failures[0] if failures else -1 :])[-6000:], flush=True)
-    said = lines[-1].strip("= ") if lines else "nothing was said"
-    return [row(f"tests: {said.strip()}", time.perf_counter() - started, float("nan"))]
+    said = lines[-1].strip("= \n") if lines else "nothing was said"
+    return [row(f"tests: {said}", time.perf_counter() - started, float("nan"))]
 
 
 OWN: dict[str, Callable[[Machine, Sizes], list[Row]]] = {
@@ -250,7 +250,8 @@ def run_part(name: str, a: argparse.Namespace, limit: float) -> list[Row]:
     file.unlink(missing_ok=True)
     started = time.monotonic()
     print(f"{name}: at most {limit:.0f} s", flush=True)
-    process = subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)
+    # A group, to be ended as a whole, but no session of its own: what ends this process is to end that one, too.
+    process = subprocess.Popen([sys.executable, *command], env=environment, preexec_fn=os.setpgrp)
     try:
         failed = process.wait(limit)
     except subprocess.TimeoutExpired:
