@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import importlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from caveat import likelihoods
+from caveat.batches import Inputs, move
 from caveat.engine.cost import peak_bytes, refuse_if_too_large, reset_peak
 from caveat.engine.distributed import Ranks, current_ranks
 from caveat.engine.forward_probe import differs_from, forward_probe
@@ -23,6 +24,7 @@ from caveat.files import FolderInUse, remove_folder, remove_unfinished, sole_use
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params, without_autocast
 from caveat.posterior import Posterior, load
+from caveat.predictive import Predictive
 from caveat.storage import CorruptFile, State, digest_of, read_json, settings_digest, stored_bytes
 from caveat.task import Task
 from caveat.typed_json import read_as
@@ -70,6 +72,11 @@ def fit_beside(
     progress: bool,
 ) -> Posterior:
     """The same as `fit`, where there are other fits whose training may go with this one's."""
+    if not isinstance(task, Task):
+        raise TypeError(
+            f"fit takes a task first, not a {type(task).__name__}: caveat.fit(caveat.Task(model, data, "
+            "caveat.Categorical()), caveat.MAP())"
+        )
     _check_kinds(method, start)
     place = task.network.device if device is None else torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
@@ -206,7 +213,8 @@ def _fitted(task: Task, method: Method, start: Method | Posterior | None, run: R
             with contextlib.suppress(OSError):  # the error that is raised is the fit's
                 run.discard()
         raise
-    posterior = _finished(method, state, info, task, run)
+    point = _prediction_at(task.network.to(place), begin) if method.starts_from == "trained" else None
+    posterior = _finished(method, state, info, task, run, point)
     return dataclasses.replace(posterior, info=dataclasses.replace(posterior.info, start=_cost_of(start)))
 
 
@@ -220,12 +228,25 @@ def _cost_of(start: Method | Posterior | None) -> dict[str, float]:
     }
 
 
-def _finished(method: Method, state: State, info: Info, task: Task, run: Run) -> Posterior:
-    """The posterior, with what it gains over the marginals and what it cost."""
+def _prediction_at(network: Network, point: State) -> Callable[[Inputs], Predictive]:
+    """What a point predicts, as a posterior does."""
+
+    def predict(x: Inputs) -> Predictive:
+        with without_autocast(network.device):
+            outputs = network(point["params"], move(x, network.device))
+            return network.likelihood.predictive(outputs[None], point["hyper"])
+
+    return predict
+
+
+def _finished(
+    method: Method, state: State, info: Info, task: Task, run: Run, point: Callable[[Inputs], Predictive] | None
+) -> Posterior:
+    """The posterior, with what it gains over the marginals and the point that it started from, and what it cost."""
     network = task.network.to(run.device)
     detached = {group: {name: t.detach() for name, t in tensors.items()} for group, tensors in state.items()}
     posterior = Posterior(method, detached, network, info)
-    gained = check_against_marginals(_moved(task, run.device), posterior.predict, method.default_draws, run)
+    gained = check_against_marginals(_moved(task, run.device), posterior.predict, method.default_draws, run, point)
     info = dataclasses.replace(
         info,
         diagnostics=info.diagnostics | ({} if gained is None else {"against_marginals": gained}),
@@ -246,7 +267,8 @@ def _check_kinds(method: Any, start: Any) -> None:
     """Raise a TypeError for a class or a name in the place of an instance, which is the usual slip."""
     for name, given in (("method", method), ("start", start)):
         if isinstance(given, type | str | Path):
-            advice = "caveat.load(folder, model) for a folder, or an instance such as caveat.MAP()"
+            advice = "an instance, such as caveat.MAP()"
+            advice += ", or caveat.load(folder, model) for a folder" * (name == "start")
             raise TypeError(f"{name}={given!r} is not a method: pass {advice}")
     if start is not None and method.starts_from == "fresh":
         raise ValueError(f"{type(method).__name__} draws its own starting weights: leave start= out")
@@ -316,6 +338,12 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
         return task, {"params": params, "hyper": task.hyper}
     hyper = task.fitted_hyper(network, params, task.validation)
     # A network that has learned nothing can be a little better by luck.
+    units = ""
+    if getattr(network.likelihood, "standardise", None) is True:
+        units = (
+            "; with standardise=True outputs are in standard deviations of the targets around their mean, and a "
+            "network that was trained on the targets as they are takes standardise=False"
+        )
     margin = 0.01 * (abs(task.baseline) if network.likelihood.kind == "classification" else 1.0)
     limit = task.baseline + margin
     if not _clearly_above(limit, task, network, params, hyper) and (
@@ -324,7 +352,7 @@ def _start(task: Task, method: Method, start: Method | Posterior | None, run: Ru
         raise ValueError(
             f"{type(method).__name__} starts from a trained network, but this one is no better than the label "
             f"marginals (log likelihood {reached:.3f} a row against {task.baseline:.3f}): train it first, or pass "
-            "start=caveat.MAP()"
+            f"start=caveat.MAP(){units}"
         )
     return task, {"params": params, "hyper": hyper}
 

@@ -384,6 +384,11 @@ def _select(module: nn.Module, parameters: ParameterFilter) -> tuple[str, ...]:
     filters = [parameters] if callable(parameters) or isinstance(parameters, str) else list(parameters)
     names: set[str] = set()
     for wanted in filters:
+        if not isinstance(wanted, str) and not callable(wanted):
+            raise TypeError(
+                f"parameters= takes patterns of names, such as 'head.*', or a predicate of (name, tensor), not a "
+                f"{type(wanted).__name__}: {list(trainable)[:3]} are names"
+            )
         matched = {n for n, p in trainable.items() if (wanted(n, p) if callable(wanted) else fnmatchcase(n, wanted))}
         if not matched:
             known = list(trainable)[:8]

@@ -26,7 +26,7 @@ from caveat.network import Network, Params, without_autocast
 from caveat.notebooks import facts_html
 from caveat.posterior_folder import Parts, read_parts, write_parts
 from caveat.predictive import Calibration, ConformalScore, Conformity, Predictive
-from caveat.rows import Data, Rows
+from caveat.rows import Data, Rows, without_targets
 from caveat.storage import State, moved_state
 
 __all__ = ["Posterior", "load"]
@@ -75,7 +75,8 @@ class Posterior:
     def predict(self, x: Inputs, *, draws: int | None = None, seed: int = 0) -> Predictive:
         """What the posterior says about inputs: a tensor, or a dict or tuple of tensors as the module takes them.
 
-        Of a `DataLoader` or a data set it is the inputs of all rows, in the data set's order; targets are not read.
+        Of a `DataLoader` or a data set it is the inputs of all rows, in the data set's order; targets are not read, nor
+        is the entry of a dict that the training data have as targets.
         Inputs of any number of rows go through in pieces. The same seed gives the same draws, so the same answer.
         Several threads may predict at once.
         """
@@ -88,14 +89,14 @@ class Posterior:
             variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).clamp_min(0)
             return self._calibrated(self.network.likelihood.closed_predictive(mean, variance, self.state["hyper"]))
         rng = torch.Generator().manual_seed(seed)
-        with _shapes_in_errors(x), without_autocast(self.network.device):
+        with self._shapes_in_errors(x), without_autocast(self.network.device):
             what = f"{n:,} draws for {count_rows(x):,} rows"
             self._refuse_if_too_large(what, x, n, 1, "take fewer draws, or a part of the rows at a time")
             outputs, hyper = self.predictor.outputs(x, n, rng)
             _check_rows(outputs[0], x)
         if outputs.dtype in (torch.bfloat16, torch.float16):  # too coarse for probabilities that sum to one
             outputs = outputs.float()
-        with _shapes_in_errors(x):
+        with self._shapes_in_errors(x):
             return self._calibrated(self.network.likelihood.predictive(outputs, hyper))
 
     def _calibrated(self, prediction: Any) -> Predictive:
@@ -148,7 +149,7 @@ class Posterior:
         The covariance is that of each row's D outputs, [B, D, D], or, with `joint`, of all rows together, [B D, B D].
         """
         x = self._checked(x)
-        with _shapes_in_errors(x), without_autocast(self.network.device):
+        with self._shapes_in_errors(x), without_autocast(self.network.device):
             if joint:
                 advice = "take fewer rows, or joint=False for the covariance of each row's outputs alone"
                 self._refuse_if_too_large(f"a joint covariance of {count_rows(x):,} rows", x, 1, 2, advice)
@@ -166,7 +167,7 @@ class Posterior:
         run = Run(seed, self.network.device, ranks, progress=progress, label=f"{type(self.method).__name__} update")
         x, _ = next(iter(rows.batches([torch.arange(min(2, len(rows)))], self.network.device)))
         self.network.check_inputs(x)
-        with torch.no_grad(), _shapes_in_errors(x):
+        with torch.no_grad(), self._shapes_in_errors(x):
             output = self.network(self.network.params(), x)[:1]
         targets = rows.targets()
         self.network.likelihood.check(output.expand(len(targets), *output.shape[1:]), targets)
@@ -222,6 +223,27 @@ class Posterior:
     def _networks(self) -> Replicas[Network]:
         return Replicas(self.network.replica)
 
+    @contextlib.contextmanager
+    def _shapes_in_errors(self, x: Inputs) -> Iterator[None]:
+        """What the network says about inputs that it cannot take, with their shapes and those of the training rows."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError) as error:
+            shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
+            if "allocate memory" in str(error):  # on a CPU torch has no error of its own for it
+                raise MemoryError(
+                    f"too little memory for inputs of shapes {shapes}: take fewer rows or draws"
+                ) from error
+            known: dict[str, Any] = self.info.forward.get("inputs") or {}
+            rows = known.get("shape")
+            axis = "" if rows is not None and shapes and len(shapes[0]) > len(rows) else f"; {BATCH_AXIS}"
+            trained = "" if rows is None else f", and was fitted to rows of shape {tuple(rows)} and {known['type']}"
+            raise ValueError(
+                f"the network could not take these inputs (shapes {shapes}){trained}: {error}{axis}"
+            ) from error
+
     def _refuse_if_too_large(self, what: str, x: Inputs, draws: int, power: int, advice: str) -> None:
         """Draws times the outputs of all rows to a power, as they come, as they are put together, and as they are used.
 
@@ -240,7 +262,7 @@ class Posterior:
         """The inputs, once it is known that the network can take them."""
         # Torch and the data sets of Hugging Face read several rows of a data set by this name.
         x = _inputs_of(x) if isinstance(x, DataLoader | Dataset) or hasattr(x, "__getitems__") else x
-        given, x = x, as_inputs(x, self._input_dtype)
+        given, x = x, as_inputs(without_targets(x, self.info.forward.get("inputs")), self._input_dtype)
         if not tensors_in(x):
             advice = (
                 "call the tokenizer with return_tensors='pt' and padding=True"
@@ -336,20 +358,6 @@ def load(
     parts = read_parts(folder, model, list(classes))
     posterior = Posterior(parts.method, parts.state, parts.network, parts.info, parts.calibration)
     return posterior.to(parts.network.device if device is None else device)
-
-
-@contextlib.contextmanager
-def _shapes_in_errors(x: Inputs) -> Iterator[None]:
-    """What the network says about inputs that it cannot take, with their shapes."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, IndexError) as error:
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(x)]
-        if "allocate memory" in str(error):  # on a CPU torch has no error of its own for it
-            raise MemoryError(f"too little memory for inputs of shapes {shapes}: take fewer rows or draws") from error
-        raise ValueError(f"the network could not take these inputs (shapes {shapes}): {error}; {BATCH_AXIS}") from error
 
 
 def _check_rows(outputs: Tensor, x: Inputs) -> None:

@@ -29,7 +29,16 @@ from caveat.storage import CorruptFile, read_json
 from caveat.task import Augment, Task
 from caveat.typed_json import as_kind
 
-__all__ = ["PreparedInputs", "Recipe", "data_of", "example_of", "inputs_of", "prepared", "read_posterior"]
+__all__ = [
+    "PreparedInputs",
+    "Recipe",
+    "data_of",
+    "example_of",
+    "inputs_of",
+    "prepared",
+    "read_posterior",
+    "read_served",
+]
 
 _LIKELIHOODS: dict[str, Likelihood] = {
     "categorical": Categorical(),
@@ -124,12 +133,28 @@ def read_posterior(folder: Path, device: torch.device, model: str | None = None)
     return load_posterior(folder, recipe.module(0), device=device), recipe
 
 
+def read_served(folder: Path, device: torch.device, model: str | None = None) -> tuple[Posterior, Recipe | None]:
+    """As `read_posterior`; one that Python code saved has no recipe, and is read with the model that is named."""
+    if model is None or not names_function(model) or not (folder / "posterior.json").exists() or _note(folder):
+        return read_posterior(folder, device, model)
+    return load_posterior(folder, _from_file(model), device=device), None
+
+
+def _note(folder: Path) -> Any:
+    """What a posterior's note has of a recipe, None where `caveat fit` did not write it."""
+    note = read_json(folder / "posterior.json").get("note")
+    return note.get("recipe") if isinstance(note, dict) else None
+
+
 def _stored_recipe(folder: Path) -> Recipe:
     """The recipe in a posterior's note; a CorruptFile says what is amiss in it."""
-    note = read_json(folder / "posterior.json").get("note")
-    content = note.get("recipe") if isinstance(note, dict) else None
+    content = _note(folder)
     if content is None:
-        raise ValueError(f"{folder} was not written by `caveat fit`, so its model is not known here: use caveat.load")
+        raise ValueError(
+            f"{folder} was not written by `caveat fit`, so its model and data are not known here: `export` and `serve` "
+            "take --model file.py:function, which makes the module; for all else use caveat.load(folder, model) in "
+            "Python"
+        )
     where = f"{folder / 'posterior.json'}: the recipe"
     recipe = as_kind(content, Recipe, where)
     if recipe.likelihood not in _LIKELIHOODS or not (names_function(recipe.model) or recipe.model in models.MODELS):

@@ -30,7 +30,7 @@ from caveat.batches import (
 )
 from caveat.randomness import seeded
 
-__all__ = ["Batch", "Data", "Rows", "evenly_spread"]
+__all__ = ["Batch", "Data", "Rows", "evenly_spread", "without_targets"]
 
 Batch = tuple[Inputs, Tensor]
 Data = DataLoader | Dataset | tuple[Tensor, Tensor]
@@ -333,6 +333,14 @@ def _split_batch(batch: Any, needs_targets: bool, names: tuple[str, ...]) -> Bat
         inputs = _as_inputs(batch[0] if isinstance(batch, list | tuple) else batch)
         return inputs, torch.zeros(count_rows(inputs), dtype=torch.long)
     raise ValueError(f"the rows are each a {type(batch).__name__} without targets: they must be (input, target) pairs")
+
+
+def without_targets(x: Any, likeness: Any) -> Any:
+    """A batch that is a dict without its targets, where those of the fit, whose likeness is given, had none either."""
+    known = likeness.get("entries") if isinstance(likeness, dict) else None
+    if not isinstance(x, Mapping) or known is None:
+        return x
+    return {name: value for name, value in x.items() if name in known or name not in _TARGET_KEYS}
 
 
 def _as_inputs(x: Any) -> Inputs:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from caveat.batches import Inputs, map_tensors, move, tensors
-from caveat.likelihoods import Categorical, Hyper, Likelihood
+from caveat.likelihoods import Bernoulli, Categorical, Hyper, Likelihood
 from caveat.likelihoods.protocol import TargetFault
+from caveat.likelihoods.sigmoids import ends_in_sigmoid
 from caveat.likelihoods.token_labels import read_labels
 from caveat.network import Initialise, Network, ParameterFilter
 from caveat.priors import Params, Prior
@@ -182,7 +183,16 @@ class Task:
                 raise ValueError(f"the {name} data do not fit: {error}") from error
             rows.known_finite = rows.in_memory
             if rows is self.train:
+                self._tell_of_shapes(targets)
                 self.hyper, self.baseline = likelihood.initial_hyper(targets), likelihood.baseline(targets)
+
+    def _tell_of_shapes(self, targets: Tensor) -> None:
+        """Warn where predictions have an axis that the targets lack: what is computed of both would be broadcast."""
+        if not isinstance(self.network.likelihood, Categorical) and targets.ndim == 1:
+            self.warnings.append(
+                f"targets have the shape {tuple(targets.shape)}, and predictions will have {(self.n, 1)}: "
+                "compare them with y[:, None], since prediction.mean - y would be a table of all pairs"
+            )
 
     def _read_labels(self) -> None:
         """See in the first rows whether labels are to be scored one position later, as those of language models are."""
@@ -209,6 +219,11 @@ class Task:
             raise ValueError(
                 f"the network could not take the first training rows (inputs {shapes}): {error}"
             ) from error
+        likelihood = self.network.likelihood
+        if isinstance(likelihood, Bernoulli) and ends_in_sigmoid(
+            lambda: self.network(self.network.params(), move(x, self.network.device))
+        ):
+            raise ValueError("the network ends in a sigmoid, and Bernoulli takes logits: leave the sigmoid out")
         if outputs.ndim == 0 or len(outputs) != min(self.n, 2):
             raise ValueError(
                 f"the network's outputs {tuple(outputs.shape)} for inputs {shapes} are not one for each row"

@@ -295,6 +295,35 @@ def test_labels_of_tokens_padded_by_batch_are_those_of_one_width(left: bool) -> 
     assert scores["again"]["accuracy"].mean > 0.9
 
 
+def test_loaders_that_pad_by_batch_and_batches_with_labels_are_predicted() -> None:
+    """`predict` takes what `Task` and `evaluate` take."""
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head((self.embed(tokens) * (tokens > 0)[..., None]).sum(1))
+
+    def padded(batch: list[Tensor]) -> dict[str, Tensor]:
+        tokens = nn.utils.rnn.pad_sequence(batch, batch_first=True)
+        return {"tokens": tokens, "labels": (tokens[:, 0] > 4).long()}
+
+    rng = torch.Generator().manual_seed(0)
+    texts = [torch.randint(1, 9, (2 + row % 4,), generator=rng) for row in range(24)]
+    loader = DataLoader(texts, 3, collate_fn=padded)  # type: ignore[arg-type]
+    task = caveat.Task(Bag(), loader, caveat.Categorical())
+    point = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=30, learning_rate=0.05)), progress=False)
+    whole = padded(texts)
+    for posterior in (point, caveat.fit(task, caveat.Laplace(), start=point, progress=False)):
+        expected = posterior.predict({"tokens": whole["tokens"]}, draws=5).probs
+        torch.testing.assert_close(posterior.predict(loader, draws=5).probs, expected)
+        torch.testing.assert_close(posterior.predict(whole, draws=5).probs, expected)
+    closed = caveat.fit(task, caveat.Laplace(prediction="closed"), start=point, progress=False)
+    torch.testing.assert_close(closed.predict(loader).probs, closed.predict({"tokens": whole["tokens"]}).probs)
+
+
 def test_rows_of_different_lengths_are_refused_with_what_pads_them() -> None:
     ragged = [(torch.arange(2 + row % 3), row % 2) for row in range(8)]
     with pytest.raises(ValueError, match=r"rows 0 to 1 do not go into one batch .*collate_fn that pads them"):

@@ -146,6 +146,17 @@ def test_other_labels_batch_sizes_and_augmentation_are_another_task() -> None:
         (lambda t: caveat.fit(t, caveat.MAP), "method=.*is not a method.*caveat.MAP()"),
         (lambda t: caveat.fit(t, "map"), "method='map' is not a method"),
         (lambda t: caveat.fit(t, PATH, start="posteriors/map"), "caveat.load"),
+        (lambda t: caveat.fit(t.network.module, caveat.MAP()), "fit takes a task first, not a Sequential"),
+        (
+            lambda t: caveat.Task(
+                nn.Linear(2, 2), t.train.dataset, caveat.Categorical(), parameters=nn.Linear(2, 2).parameters()
+            ),
+            "takes patterns of names, such as 'head",
+        ),
+        (
+            lambda t: caveat.fit(t, POINT, progress=False).predict(torch.ones(3, 5)),
+            r"fitted to rows of shape \(2,\) and float32: [^;]*$",
+        ),
         (lambda t: caveat.fit(t, caveat.DeepEnsemble(), start=POINT), "draws its own starting weights"),
         (lambda t: caveat.Task(nn.Linear, t.train.dataset, caveat.Categorical()), "must be a torch module"),
         (lambda t: caveat.Task(nn.Linear(2, 2), t.train.dataset, caveat.Categorical), "likelihood must be an instance"),

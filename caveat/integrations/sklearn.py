@@ -46,7 +46,7 @@ class _CaveatEstimator(BaseEstimator):
         self,
         method: Method | None = None,
         *,
-        hidden: Sequence[int] = (50,),
+        hidden: int | Sequence[int] = (50,),
         module: ModuleFactory | None = None,
         prior: Prior | None = None,
         start: Method | None = None,
@@ -72,7 +72,8 @@ class _CaveatEstimator(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with seeded(seed):
             if self.module is None:
-                module: nn.Module = mlp(x.shape[1], outputs, self.hidden).double()
+                widths = (self.hidden,) if isinstance(self.hidden, int) else self.hidden
+                module: nn.Module = mlp(x.shape[1], outputs, widths).double()
             else:
                 module = self.module(x.shape[1], outputs)
         dtype = next(module.parameters()).dtype
@@ -91,6 +92,9 @@ class _CaveatEstimator(BaseEstimator):
         calibrating, validating, fitting = (
             TensorDataset(inputs[rows], y[rows]) for rows in order.split([*counts, len(x) - sum(counts)])
         )
+        for name, given in (("method", self.method), ("start", self.start)):
+            if isinstance(given, type | str):
+                raise TypeError(f"{name}={given!r}: must be an instance of a method, such as caveat.LastLayerLaplace()")
         method = LastLayerLaplace() if self.method is None else self.method
         start = (self.start or MAP()) if method.starts_from == "trained" else None
         task = Task(module, fitting, likelihood, self.prior, validation=validating if len(validating) else None)

@@ -36,12 +36,14 @@ from caveat.task import Task
 
 __all__ = ["SubnetworkLaplace"]
 
+SHARE, FEWEST = 0.01, 1000  # of the weights, or so many where that is more: a small network's hundredth knows nothing
+
 
 @dataclass(frozen=True, eq=False)
 class SubnetworkLaplace(LaplaceKnobs):
     """A Gaussian with full covariance over a chosen subnetwork; the other weights stay at their MAP values."""
 
-    weights: int | float | str = 0.01  # how many, a share of the network, or a layer or pattern of names to take whole
+    weights: int | float | str | None = None  # a count, a share, or a layer or pattern of names; see SHARE unless given
     score: SubnetworkScore | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
     keep_dead: bool = False  # whether weights without curvature may be chosen
     exact_scores: bool = False  # from all rows and outputs; else of 5,000 rows, and by one draw each in large networks
@@ -105,6 +107,8 @@ class SubnetworkLaplace(LaplaceKnobs):
         if isinstance(self.score, Tensor) and self.score.numel() != n:
             given = self.score.numel()
             raise ValueError(f"score has {given:,} numbers, but the network has {n:,} weights: give one to each")
+        if self.weights is None:
+            return min(n, max(FEWEST, round(SHARE * n)))
         if isinstance(self.weights, float):
             return max(1, round(self.weights * n))
         if self.weights > n:

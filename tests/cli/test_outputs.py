@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import caveat
 from caveat.cli import main, verb
@@ -99,6 +101,25 @@ def test_a_model_that_is_named_takes_the_place_of_one_of_the_package(
     code, _, err = run(capsys, *named, "no_such_model")
     assert (code, "no model 'no_such_model'" in err) == (1, True), err
     assert run(capsys, *named, "mlp")[0] == 0
+
+
+def test_a_posterior_that_python_saved_is_exported_with_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(OTHER_MODEL)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 3))
+    x = torch.randn(30, 2)
+    task = caveat.Task(model, (x, torch.arange(30) % 3), caveat.Categorical())
+    posterior = caveat.fit(task, caveat.MAP(training=caveat.Training(epochs=2)), progress=False)
+    folder = posterior.save(tmp_path / "mine")
+    export = ["export", "--posterior", folder, "--out", tmp_path / "whole.pt2"]
+    code, _, err = run(capsys, *export)
+    assert (code, "--model file.py:function" in err) == (1, True), err
+    code, out, err = run(capsys, *export, "--model", f"{tmp_path}/net.py:wider")
+    assert (code, "gives mean" in out) == (0, True), err
+    alone = torch.export.load(tmp_path / "whole.pt2").module()
+    torch.testing.assert_close(alone(x)["mean"], posterior.predict(x).probs)
 
 
 def test_classes_match_those_of_the_posterior_by_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,7 +237,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in (0, -3, 0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"must be a count, a share in \(0, 1\], or a pattern"):
             SubnetworkLaplace(weights=bad)
-    for knobs in ({"weights": True}, {"weights": None}, {"score": "best"}, {"keep_dead": 1}):
+    for knobs in ({"weights": True}, {"score": "best"}, {"keep_dead": 1}):
         with pytest.raises(ValueError, match=r"SubnetworkLaplace\("):
             SubnetworkLaplace(**knobs)  # type: ignore[arg-type]
     for other in (numpy.ones(N_WEIGHTS), [1.0] * N_WEIGHTS):

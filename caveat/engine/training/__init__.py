@@ -7,6 +7,7 @@
     point_training         weights and noise that maximise log p(D, theta)
     arrival                whether weights are at an optimum: what one step along the gradient would still gain
     marginals              whether what was fitted predicts better than the targets' marginals; asked after every fit
+    against_point          and whether worse than the point that it starts from
     learned_noise          whether the noise that a point learns can be believed
     batchnorm_statistics   BatchNorm statistics for weights that no training step has seen
     temperature_scaling    one number that makes a trained network as sure as it should be

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from caveat.batches import Inputs
 from caveat.engine.run import Run
+from caveat.engine.training.against_point import point_is_better
 from caveat.likelihoods import Likelihood
 from caveat.predictive import Predictive
 from caveat.randomness import seeded
@@ -37,40 +38,48 @@ NUMBERS = 2**21  # of outputs, of all draws, that are held at once
 Predict = Callable[[Inputs], Predictive]
 
 
-def check_against_marginals(task: Task, predict: Predict, draws: int, run: Run) -> dict[str, Any] | None:
+def check_against_marginals(
+    task: Task, predict: Predict, draws: int, run: Run, point: Predict | None = None
+) -> dict[str, Any] | None:
     """What predictions of so many draws gain over the marginals, as json; adds a warning to the run if that is unclear.
 
+    With the predictions of the point that a fit started from, it warns too where these are clearly better.
     None where there is no such comparison: classes that are weighted are not to be predicted as often as they come.
     The first rank looks. A fit that is over is not lost because its predictions fail: that becomes a warning.
     """
     if getattr(task.network.likelihood, "class_weights", None) is not None:
         return None
     found: dict[str, Any] = {}
-    told: str | None = None
+    told: list[str] = []
     if run.ranks.first:
         held_out = task.validation is not None and len(task.validation) >= FEWEST
         rows = task.validation if task.validation is not None and held_out else task.train
+        kind, looked_at = "validation" if held_out else "training", rows.some(FIRST)
         try:
             with seeded(0, run.device), torch.no_grad():  # for data that are augmented as they are read
-                gains = _gains(task, predict, draws, rows.some(FIRST))
+                gains = _gains(task, predict, draws, looked_at)
                 few = torch.empty(0)
                 if task.validation is not None and not held_out:
                     few = _gains(task, predict, draws, task.validation)
                 if len(rows) > FIRST and not _mean(gains) > NO_DOUBT * _error(gains):
-                    gains = _gains(task, predict, draws, rows.some(MOST))
+                    looked_at = rows.some(MOST)
+                    gains = _gains(task, predict, draws, looked_at)
+                of_point = None if point is None else _gains(task, point, 1, looked_at)
         except Exception as error:  # whatever a module, a data set or a likelihood of somebody's own may raise
-            told = f"predictions could not be compared with the label marginals ({type(error).__name__}: {error})"
+            told = [f"predictions could not be compared with the label marginals ({type(error).__name__}: {error})"]
         else:
             gain, error_of_gain = _mean(gains), _error(gains)
-            kind = "validation" if held_out else "training"
             found = {"rows": kind, "count": len(gains), "gain": _number(gain), "error": _number(error_of_gain)}
             if not gain > error_of_gain:
-                told = _warning(task.network.likelihood, gain, error_of_gain, f"{len(gains)} {kind} rows")
+                told = [_warning(task.network.likelihood, gain, error_of_gain, f"{len(gains)} {kind} rows")]
             elif len(few) > 1 and not _mean(few) >= -_error(few):
-                told = _warning(task.network.likelihood, _mean(few), _error(few), f"{len(few)} validation rows")
+                told = [_warning(task.network.likelihood, _mean(few), _error(few), f"{len(few)} validation rows")]
+            if of_point is not None:
+                found |= {"gain_of_point": _number(_mean(of_point))}
+                worse = point_is_better(gains, of_point, kind)
+                told += [] if worse is None else [worse]
     found, told = run.ranks.from_first((found, told))
-    if told is not None:
-        run.warnings.append(told)
+    run.warnings += told
     return found or None
 
 

@@ -77,6 +77,8 @@ def evaluate(
     files: dict[str, dict[str, np.ndarray]] = {}
     total = sum(len(condition.rows) for condition in conditions)
     seconds = 0.0
+    first, _ = next(conditions[0].rows.batches([torch.arange(min(2, len(conditions[0].rows)))]))
+    posterior.predict(first, draws=draws, seed=seed)  # what is made once is no part of what a row takes
     name = label or type(posterior.method).__name__
     with tqdm(total=total, unit="row", desc=f"{name}: predict", delay=1.0, disable=not progress, leave=False) as bar:
         for condition in conditions:
