@@ -166,6 +166,10 @@ def test_few_rows_do_not_make_draws_that_know_nothing() -> None:
     lost = learned - (sum(fits) / 8 - task.baseline)
     assert lost / learned == pytest.approx(0.5, rel=0.06), "of the very draws that it was found with"
     assert scores["accuracy"].mean > 0.8
+    far = caveat.SWAG(rank=2, training=Training(epochs=3, learning_rate=50.0))
+    ruined = caveat.fit(task, far, start=start, progress=False).info
+    assert ruined.diagnostics["scale"] == 1.0
+    assert any("no better than the label marginals: its scale is 1" in warning for warning in ruined.warnings)
 
 
 def test_batches_of_all_rows_are_warned_about_and_never_the_default() -> None:
