@@ -403,3 +403,26 @@ def test_ssvi_with_another_weight_of_the_divergence() -> None:
     )
     sentence = f"SSVI had {float(run['accuracy']):.1%} on CIFAR-10 at 95%, and an ECE of {short(float(run['ece']), 4)};"
     assert sentence in words("methods/ssvi.md")
+
+
+def milliseconds(text: str) -> str:
+    return f"{float(text):,.0f}" if float(text) >= 1000 else f"{float(text):.3g}"
+
+
+def test_the_service_and_its_latency() -> None:
+    page, of_both = words("serve.md"), dict[str, dict[str, Row]]()
+    for row in read("benchmarks/latency.csv"):
+        of_both.setdefault(row["method"], {})[row["rows"]] = row
+    assert {"MAP", "LastLayerLaplace", "SubnetworkLaplace", "SampledLaplace"} <= of_both.keys()
+    for method, by_rows in of_both.items():
+        one, many = by_rows["1"], by_rows["64"]
+        cells = [f"`{method}`", one["draws"]]
+        for row, goal in ((one, [one["goal"]]), (many, [])):
+            cells += [", ".join(milliseconds(row[name]) for name in ("p50_ms", "p99_ms")), f"{float(row['ratio']):.1f}"]
+            cells += goal
+        assert line(*cells) in page, line(*cells)
+        assert not one["goal"] or float(one["ratio"]) < float(one["goal"]), "a goal that is missed is to be said"
+    for row in read("benchmarks/service.csv"):
+        what = f"`{row['method']}`, {row['draws']} {'members' if row['method'] == 'DeepEnsemble' else 'draws'}"
+        times = [f"{row[name]} ms" for name in ("p50_ms", "p99_ms")]
+        assert line(what, f"{int(row['requests_a_second']):,}", *times, row["rows_a_pass"], row["errors"]) in page

@@ -34,7 +34,7 @@ class Export(Verb):
         takes = "what the network takes"
         if recipe is not None:
             content |= {"input_shape": list(recipe.input_shape)}
-            takes = f"[{', '.join(map(str, ('rows', *recipe.input_shape)))}]"
+            takes = f"[{', '.join(map(str, ('rows', *recipe.input_shape)))}], scaled as in training"
         common.show(
             content, f"{self.out}: {content['bytes']:,} bytes; takes {takes}, gives mean, aleatoric and epistemic"
         )
