@@ -255,7 +255,7 @@ RESNET = {"MAP": "map", "temperature 1": "sampled-g-32-0.02, temperature 1", '`"
 
 
 def test_sampled_laplace_of_a_resnet_under_shift() -> None:
-    rows = read("experiments/sampled_laplace/cifar.csv", ["data", "method", "metric", "value"])
+    rows = read("experiments/sampled_laplace/cifar.csv")
     last = {(row["method"], row["metric"]): float(row["value"]) for row in rows}  # of the two networks, the second
     page = words("methods/sampled_laplace.md")
     for head, metric in (("NLL", "nll"), ("ECE", "ece"), ("NLL a label, ten jointly", "joint nll a label")):
