@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from caveat.cli.commands import commands, knobs_from_words
+from caveat.cli.commands import commands, knobs_from_words, misspelt
 from caveat.cli.verb import Failure, is_first_rank, printable
 
 __all__ = ["main"]
@@ -45,6 +45,8 @@ def _run(arguments: list[str]) -> int:
     except ImportError:
         print('error: the command line needs its extra: pip install "caveat[cli]"', file=sys.stderr)
         return 1
+    if slip := misspelt(arguments):
+        return _failed(slip, 2, "--json" in arguments)
     tree, runners = commands(arguments)
     try:
         parsed = tyro.cli(

@@ -8,6 +8,7 @@ line names are imported, since torch comes with them and takes longer than all t
 import ast
 import contextlib
 import dataclasses
+import difflib
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,7 +26,7 @@ from caveat.cli.report import Report
 from caveat.cli.service import Export, Serve
 from caveat.cli.verb import Common, Verb, summary
 
-__all__ = ["VERBS", "commands", "knobs_from_words", "method_summaries"]
+__all__ = ["VERBS", "commands", "knobs_from_words", "method_summaries", "misspelt"]
 
 PLAIN: dict[str, type[Verb]] = {  # verbs with options and nothing else
     "demo": Demo,
@@ -104,6 +105,23 @@ def method_summaries() -> dict[str, str]:
             if isinstance(node, ast.ClassDef) and node.name.lower() == file.stem.replace("_", ""):
                 summaries[file.stem] = str(ast.get_docstring(node)).splitlines()[0]
     return summaries
+
+
+def misspelt(arguments: Sequence[str]) -> str | None:
+    """What is amiss with the name of a verb, or of a method to fit, and what it may have been meant to be."""
+    verb, *others = (*arguments, "")
+    which = others[0] if others else ""
+    method = which.replace("-", "_")
+    if verb and not verb.startswith("-") and verb not in (known := {*PLAIN, "fit", "bench", "reference"}):
+        return f"there is no verb {verb!r}{_meant(verb, known)}; `caveat --help` lists them"
+    if verb == "fit" and which and not which.startswith("-") and method not in (names := set(method_summaries())):
+        return f"there is no method {which!r}{_meant(method, names)}; `caveat methods` lists them"
+    return None
+
+
+def _meant(word: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(word, sorted(known), 1, 0.5)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _methods_named(arguments: Sequence[str]) -> dict[str, type]:

@@ -28,6 +28,8 @@ def wider():
     ("arguments", "code", "reason"),
     [
         (["fit", "map", "--data", "no_such_set"], 1, "'no_such_set' is neither a known data set"),
+        (["fit", "lastlayer"], 2, "there is no method 'lastlayer' (did you mean last_layer_laplace?)"),
+        (["predikt"], 2, "there is no verb 'predikt' (did you mean predict?)"),
         (["fit", "map", "--validation", "1.0"], 2, "must be in [0, 1)"),
         (["fit", "map", "--no-such-option", "1"], 2, "was not understood"),
         (["predict", "--posterior", "nowhere"], 1, "nowhere is not a posterior"),

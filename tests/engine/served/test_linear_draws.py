@@ -38,7 +38,7 @@ class Slopes(nn.Module):
         self.first, self.scale, self.last = nn.Linear(3, 6), nn.Parameter(torch.rand(6) + 0.5), nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
+        h = self.first(x).to(x.dtype)  # which an exporter checks
         h = F.elu(h) + F.leaky_relu(h) - F.softplus(h) / (1 + h.square()) + F.hardtanh(h) * h.exp().log1p()
         h = h * self.scale + (h.abs() + self.scale).sqrt() + torch.where(h > 0, h.sin(), h.cos()) + torch.erf(h)
         h = torch.maximum(h, self.scale) + torch.minimum(h.tanh(), self.scale * h) + torch.maximum(h, h)
