@@ -49,6 +49,7 @@ from caveat.engine.linear_model.model import (
     log_determinant,
     misfit,
     regression_system,
+    units,
 )
 from caveat.engine.linear_model.solvers import PreparedSolver, Solution, Solver, SolveReport
 from caveat.engine.linear_model.stochastic_descent import StochasticDescent
@@ -86,4 +87,5 @@ __all__ = [
     "solve_posterior",
     "tune",
     "unfinished_warnings",
+    "units",
 ]

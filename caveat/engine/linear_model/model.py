@@ -37,10 +37,12 @@ __all__ = [
     "misfit",
     "pulled_rows",
     "regression_system",
+    "units",
 ]
 
 RowValues = Callable[[RowBlock], Tensor]  # values of a block's rows, [K, B, r] or [K, B, m]
 DENSE_UP_TO = 5000  # the side of a matrix that is worth factorising
+ROUNDING = 8  # a root of a curvature below so many units of rounding, of the largest, is taken for a zero
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,17 @@ def g_prior(model: LinearModel) -> LinearModel:
     diagonal = torch.zeros(features.size, dtype=torch.float64, device=features.device)
     for rows in pulled_rows(model):
         diagonal += rows.double().square().sum(0)
-    scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
-    return replace(model, features=ScaledFeatures(features, scale.to(features.dtype)))
+    return replace(model, features=ScaledFeatures(features, units(diagonal, features.dtype).to(features.dtype)))
+
+
+def units(diagonal: Tensor, dtype: torch.dtype) -> Tensor:
+    """One over the root of each parameter's curvature, of features in a type; zero where it has none: it is left out.
+
+    Nor has it any where that is what rounding leaves of a zero, as for the bias of an attention's keys, which moves no
+    output: in units of it draws would be of any size, and the products of features with them nothing but rounding.
+    """
+    least = (ROUNDING * torch.finfo(dtype).eps) ** 2 * diagonal.max()
+    return torch.where(diagonal > least, diagonal.rsqrt(), 0.0)
 
 
 def log_determinant(model: LinearModel) -> float:

@@ -29,6 +29,7 @@ from caveat.engine.linear_model import (
     Tuning,
     tune,
     unfinished_warnings,
+    units,
 )
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.held_features import HeldFeatures, holding_pays
@@ -248,7 +249,7 @@ def _units(linear: NetworkModel, run: Run) -> Tensor:
         diagonal = features.curvature_diagonal(noise, counted)
     if not diagonal.isfinite().all():
         linear.model.check_finite()
-    scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
+    scale = units(diagonal, linear.model.features.dtype)
     if run.ranks.first:
         run.append("scale", {"scale": {"scale": scale}})
     return scale

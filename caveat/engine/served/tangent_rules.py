@@ -187,7 +187,8 @@ def _matrix_product(a: Tensor, b: Tensor, of_a: Tensor | None, of_b: Tensor | No
     """Tangents of a @ b, [K, rows, O]: K matrices beside each other are one product, and so are K times the rows."""
     terms = []
     if of_a is not None:
-        terms.append((of_a.flatten(0, 1) @ b).unflatten(0, (len(of_a), a.shape[0])))
+        below = of_a.clone(memory_format=torch.contiguous_format).flatten(0, 1)  # a view may fix the rows for exporters
+        terms.append((below @ b).unflatten(0, (len(of_a), a.shape[0])))
     if of_b is not None:
         beside = of_b.permute(1, 0, 2).flatten(1)  # [I, K O]
         terms.append((a @ beside).unflatten(1, (len(of_b), b.shape[1])).transpose(0, 1))
