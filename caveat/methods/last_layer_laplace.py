@@ -41,6 +41,7 @@ class LastLayerLaplace(LaplaceKnobs):
 
     structure: Literal["full", "kronecker", "diagonal"] = "full"
     layer: str = "auto"  # name of a layer; auto is the last one that acts in a forward pass
+    chooses_weights: ClassVar[bool] = True
     quick: ClassVar["LastLayerLaplace"]
 
     def check(self, task: Task, device: torch.device) -> None:

@@ -47,6 +47,7 @@ class SubnetworkLaplace(LaplaceKnobs):
     score: SubnetworkScore | Tensor = "energy"  # by which weights are chosen; or one number a weight, the highest taken
     keep_dead: bool = False  # whether weights without curvature may be chosen
     exact_scores: bool = False  # from all rows and outputs; else of 5,000 rows, and by one draw each in large networks
+    chooses_weights: ClassVar[bool] = True
     quick: ClassVar["SubnetworkLaplace"]
 
     def __post_init__(self) -> None:

@@ -45,15 +45,15 @@ def test_a_candidate_that_fails_is_passed_over(file: Path, tmp_path: Path, monke
     from caveat.bench import cells
 
     fitted: list[float] = []
-    fit = cells.fit
+    fit = cells.fit_beside
 
-    def failing(task, method, **more):  # type: ignore[no-untyped-def]
+    def failing(beside, task, method, *more):  # type: ignore[no-untyped-def]
         fitted.append(method.training.learning_rate)
         if method.training.learning_rate == 0.03:
             raise FloatingPointError("the loss is not finite")
-        return fit(task, method, **more)
+        return fit(beside, task, method, *more)
 
-    monkeypatch.setattr(cells, "fit", failing)
+    monkeypatch.setattr(cells, "fit_beside", failing)
     assert not run(file, tmp_path / "out", only=["*/point/0"]).failed
     result = next(r for r in read_results(bench.read_experiment(file), tmp_path / "out") if r.cell.label == "point")
     assert result.saved.chosen == "learning_rate 1e-06, epochs 3"
@@ -68,15 +68,15 @@ def test_candidates_that_were_scored_are_not_fitted_again(
     from caveat.bench import cells
 
     fitted: list[float] = []
-    fit, stop = cells.fit, True
+    fit, stop = cells.fit_beside, True
 
-    def stopping(task, method, **more):  # type: ignore[no-untyped-def]
+    def stopping(beside, task, method, *more):  # type: ignore[no-untyped-def]
         fitted.append(method.training.learning_rate)
         if stop and len(fitted) == 2:
             raise KeyboardInterrupt
-        return fit(task, method, **more)
+        return fit(beside, task, method, *more)
 
-    monkeypatch.setattr(cells, "fit", stopping)
+    monkeypatch.setattr(cells, "fit_beside", stopping)
     with pytest.raises(KeyboardInterrupt):
         run(file, tmp_path / "out", only=["*/point/0"])
     stop = False
@@ -90,6 +90,6 @@ def test_where_all_candidates_fail_the_cell_fails(file: Path, tmp_path: Path, mo
     def failing(*_: object, **__: object) -> Choice:
         raise FloatingPointError("the loss is not finite")
 
-    monkeypatch.setattr(cells, "fit", failing)
+    monkeypatch.setattr(cells, "fit_beside", failing)
     done = run(file, tmp_path / "out", only=["*/point/0"])
     assert "every candidate failed" in next(iter(done.failed.values()))

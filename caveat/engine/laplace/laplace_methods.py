@@ -64,6 +64,7 @@ class LaplaceKnobs(Method):
     skip: Share = 1e-4  # share of the data's information that may be left out, in rows that say least
     default_draws: Count = 100  # of a prediction
     starts_from: ClassVar[StartsFrom] = "trained"
+    chooses_weights: ClassVar[bool] = False  # and takes the others as known
 
     def __post_init__(self) -> None:
         check_knobs(self)

@@ -10,9 +10,9 @@ multiple of d needs the curvature's eigenvalues only. For a precision of each la
 is repeated with a new factor each time. On validation rows the best multiple is the one whose linearised prediction has
 the lowest negative log likelihood. Noise that is learned is found there with it: the noise that is best for the point
 alone counts all that the point does not know, and beside it no posterior would have anything left to explain. "auto"
-takes the evidence's choice unless validation rows can tell another from it (`evidence_choice`), and leaves the noise as
-validation rows have shown it to the point: the evidence's own is near that of the training rows, which the weights have
-learned by heart in part.
+takes the evidence's choice, of noise too, unless validation rows can tell another from it (`evidence_choice`). Methods
+that choose weights leave the noise as validation rows have shown it: to the evidence of few weights the others are
+known, what they have learned by heart included, and its noise is that of the training rows.
 
 This evidence takes the trained weights w*. That of the linearised network as a linear model, as `SampledLaplace` has
 it, takes the linear model's own mean in their place.
@@ -333,7 +333,7 @@ def tuned_gaussian(
         else:
             # Half precision is for sums over rows, not for predictions.
             jacobian = replace(sweep, bfloat16=False).jacobian(chosen.index)
-            if by_evidence or learned_noise(network.likelihood, hyper) is None:
+            if (by_evidence and knobs.chooses_weights) or learned_noise(network.likelihood, hyper) is None:
                 tuned = tuner.validation(jacobian, task.validation, hyper, by_evidence)
             else:
                 tuned = tuner.validation_with_noise(
@@ -361,6 +361,10 @@ class PrecisionKnobs(Protocol):
     @property
     def default_draws(self) -> int:
         """How many draws a prediction takes."""
+
+    @property
+    def chooses_weights(self) -> bool:
+        """Whether the method is about weights that were chosen, and takes the others as known."""
 
 
 def _weight_outputs(
