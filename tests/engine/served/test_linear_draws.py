@@ -133,3 +133,25 @@ def test_an_operation_without_a_rule_is_named() -> None:
     form = LinearDraws(network, network.params(), torch.randn(2, 8), None, {}, closed=False)
     with pytest.raises(ValueError, match=r"no rule for aten\.sort"):
         served_module(form, caveat.Gaussian(), torch.randn(3, 3))
+
+
+def test_attentions_own_layer_has_a_module_for_any_number_of_rows() -> None:
+    """An exporter took the tangents of its attention for those of the example's rows and no others."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.layer(x).mean(1))
+
+    x = torch.randn(40, 5, 8, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        task = caveat.Task(Encoder(), (x, torch.arange(40) % 3), caveat.Categorical())
+    start = caveat.MAP(training=caveat.Training(epochs=5))
+    posterior = caveat.fit(task, caveat.SubnetworkLaplace(precision=1.0), start=start, progress=False)
+    module = posterior.module()
+    for rows in (1, 7):
+        torch.testing.assert_close(module(x[:rows])["mean"], posterior.predict(x[:rows]).probs, rtol=0, atol=1e-5)
