@@ -64,7 +64,9 @@ class GaussianPrior:
         """The precision of one weight tensor: of no axes, or of the weight's shape."""
         for pattern, value in self._patterns().items():
             if fnmatchcase(name, pattern):
-                precision = torch.as_tensor(value, dtype=weight.dtype, device=weight.device)
+                if not isinstance(value, Tensor):  # filled in: a GPU would wait for the host's copy of it
+                    return torch.full((), value, dtype=weight.dtype, device=weight.device)
+                precision = value.to(weight.device, weight.dtype)
                 if precision.ndim and precision.shape != weight.shape:
                     raise ValueError(
                         f"GaussianPrior has precisions of shape {tuple(precision.shape)} for {name!r}, which has shape "

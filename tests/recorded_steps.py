@@ -2,19 +2,24 @@
 
 A recording on a CPU is a list of the operations that torch made of a step, forward and back. A replay makes the same
 operations on the same tensors again: whatever Python decided or looked up while the step was recorded stays as it was
-then, and random numbers come from where a generator is now. A step that looks at a number cannot be recorded.
+then, and random numbers come from where a generator is now. A step that looks at a number cannot be recorded, nor one
+for which a GPU would wait without a look: a tensor made of numbers that the host has, or an index by a mask. Gradients
+are taken on the stream that a leaf was first used on, as long as anything of that graph is left.
 """
 
+import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import caveat
 from caveat import AEB, SGMCMC, MaskedBNN
@@ -72,7 +77,28 @@ class Waits(nn.Module):
         return x * 2 if float(x.detach().abs().max()) > 1e6 else x
 
 
-_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal")
+_WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim", "bincount",
+    "lift_fresh",  # a tensor made of numbers that the host has
+}  # fmt: skip
+_READING = {Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__}  # of which torch's dispatcher may not hear
+
+
+def _waits(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a GPU would wait for an operation: of an index by a mask and of uneven repeats the size must be known."""
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    indices = args[1] if name in ("index", "index_put", "index_put_") else ()
+    return name in _WAITING or any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+class _Calls(TorchFunctionMode):
+    """Refuses what copies to the host."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _READING:
+            raise captured_steps.CaptureError(f"a step waits for {function.__name__}")
+        return function(*args, **(kwargs or {}))
 
 
 class _Operations(TorchDispatchMode):
@@ -83,10 +109,10 @@ class _Operations(TorchDispatchMode):
         self.made: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.overloadpacket.__name__ in _WAITING:
+        if _waits(function.overloadpacket.__name__, args, kwargs or {}):
             raise captured_steps.CaptureError(f"a step waits for {function}")
         outputs = function(*args, **(kwargs or {}))
-        self.made.append((function, args, kwargs or {}, outputs))
+        self.made.append(tree_map_only(Tensor, Tensor.detach, (function, args, kwargs or {}, outputs)))  # no graphs
         return outputs
 
     @torch.no_grad()
@@ -98,16 +124,41 @@ class _Operations(TorchDispatchMode):
                     then.copy_(now)
 
 
+_streams = ["the usual one"]  # the present one is the last
+
+
+@contextlib.contextmanager
+def _stream(name: str) -> Iterator[None]:
+    _streams.append(name)
+    try:
+        yield
+    finally:
+        _streams.pop()
+
+
+_grad = torch.autograd.grad
+
+
+def _grad_on_a_stream(outputs: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+    """`torch.autograd.grad`, for which no leaf may have a node that was made on another stream."""
+    for tensor in tree_leaves(inputs):
+        if tensor.is_leaf:
+            made_on = get_gradient_edge(tensor).node.metadata.setdefault("stream", _streams[-1])
+            assert made_on == _streams[-1], f"a graph made on {made_on} is kept, and takes gradients on {_streams[-1]}"
+    return _grad(outputs, inputs, *more, **options)
+
+
 def _record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    with _Operations() as operations:
+    with _stream("that of a recording"), _Calls(), _Operations() as operations:
         step()
     return operations.replay
 
 
 def _warm_up(step: Callable[[], None], device: torch.device) -> None:
-    step()
-    with _Operations():
+    with _stream("that of a warm-up"):
         step()
+        with _Calls(), _Operations():
+            step()
 
 
 def _branches(steps: Sequence[Callable[[], None]], device: torch.device) -> Callable[[], None]:
@@ -139,6 +190,7 @@ def record_on_the_cpu(monkeypatch: pytest.MonkeyPatch, growth: float = 1.0) -> l
     for name, stand_in in (stand_ins | {"_drawn": lambda device: torch.get_rng_state().tolist()}).items():
         monkeypatch.setattr(captured_steps, name, stand_in)
     monkeypatch.setattr(captured_steps.CapturedSteps, "run", counted)
+    monkeypatch.setattr(torch.autograd, "grad", _grad_on_a_stream)
     monkeypatch.setattr(point_training, "_together", lambda runs: len(runs) > 1)
     for module in (langevin_chain, langevin_sampler, side_by_side):
         monkeypatch.setattr(module, "are_resident", lambda rows: True)

@@ -19,6 +19,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from caveat.engine.torch_settings import hide_own_warnings
 from caveat.rows import Batch, Rows
 
 __all__ = ["CaptureError", "CapturedSteps", "Lane", "are_resident", "captured"]
@@ -129,6 +130,7 @@ def _drawn(device: torch.device) -> object:
 def _warm_up(step: Callable[[], None], device: torch.device) -> None:
     """Call a step a few times on a stream of its own; raises CaptureError if it waits for the GPU."""
     torch.cuda.synchronize()
+    hide_own_warnings()
     before = torch.cuda.get_sync_debug_mode()
     try:
         with torch.cuda.stream(torch.cuda.Stream(device)):
@@ -209,7 +211,7 @@ class _Recording:
     def lanes_that_pay(self) -> int:
         """How many lanes a graph should have: twice as many as long as that makes more steps a second."""
         count, best, paying, size = len(self._lanes), 0.0, 1, 1
-        while True:
+        while count > 1:
             try:
                 speed = self._speed(range(size))
             except torch.OutOfMemoryError:

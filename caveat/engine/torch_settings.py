@@ -2,6 +2,7 @@
 
     with plain_attention():                 operations that have derivatives
     with full_precision(device):            derivatives that can be compared
+    compiled(function)                      `torch.compile`, which keeps what it says of itself to itself
 
 Some of torch's settings belong to the whole process. Threads that need one hold a `process_lock` or a `HeldSetting`.
 `refuse_inference_mode` is for what no setting mends.
@@ -10,15 +11,40 @@ Some of torch's settings belong to the whole process. Threads that need one hold
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["HeldSetting", "differentiable_attention", "full_precision", "jvp", "plain_attention", "process_lock",
-           "refuse_inference_mode", "slope_along"]  # fmt: skip
+__all__ = ["HeldSetting", "compiled", "differentiable_attention", "full_precision", "hide_own_warnings", "jvp",
+           "plain_attention", "process_lock", "refuse_inference_mode", "slope_along"]  # fmt: skip
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# What torch warns of in work of its own, which nobody who fits a network can mend: how messages begin, and who says it.
+_OWN_WARNINGS = (
+    (r"Synchronization debug mode is a prototype", r"torch\.cuda"),
+    (r"\s*Online softmax is disabled on the fly", r"torch\._inductor"),
+    (r"The \.grad attribute of a Tensor that is not a leaf", r"torch\._(dynamo|subclasses|functorch)"),
+    (r"<class 'torch\.autograd\.function\.Function'> should not be instantiated", r"torch\._dynamo"),
+)
+
+
+def hide_own_warnings() -> None:
+    """Have no warning shown, or raised where warnings are errors, that torch gives of its own work.
+
+    The filters stay: torch compiles in threads of its own, and again whenever shapes are new.
+    """
+    for message, module in _OWN_WARNINGS:
+        warnings.filterwarnings("ignore", message, Warning, module)
+
+
+def compiled(function: Function, *, mode: str | None = None, dynamic: bool | None = None) -> Function:
+    """`torch.compile` of a function, without a word about how it compiles."""
+    hide_own_warnings()
+    return cast(Function, torch.compile(function, mode=mode, dynamic=dynamic))
 
 
 def refuse_inference_mode() -> None:

@@ -150,6 +150,7 @@ class _Pruned:
         parameters = dict(self.substitute.network.module.named_parameters())
         rest = {name: parameters[name].requires_grad_() for name in self.substitute.network.names}
         self.moved = {"active": values.clone().requires_grad_()} | rest | self.noise.moved
+        self.nothing = values.new_empty(0)
         self.places: Tensor | None = None  # of the weights that are left, among all; once the burn-in is over
         scheme = Scheme(gaussian=False, optimizer="sgd")
         few = WeightLayout(layers, left, nowhere)
@@ -169,6 +170,9 @@ class _Pruned:
 
     def log_smooth(self, x: Inputs, y: Tensor, part: BatchPart) -> Tensor:
         """The same without the spike-and-slab prior: its kink at zero moves weights, but lets no step run away."""
+        # The layers' graph of the last step goes first: where that was not recorded and this one is, weights would
+        # go on taking gradients on that one's stream, which CUDA does not record.
+        self.substitute.forget(self.nothing)
         self.substitute.use(self.values)
         outputs = self.substitute.network.training_pass(x)
         likelihood = self.task.log_joint(outputs, y, {}, self.noise.hyper, batch_rows=part.batch_rows, share=0.0)

@@ -1,6 +1,7 @@
 """Settings of torch are put back, after errors too, and by one thread at a time."""
 
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caveat.engine.row_gradients import Jacobian
-from caveat.engine.torch_settings import full_precision
+from caveat.engine.torch_settings import full_precision, hide_own_warnings
 from tests.engine.row_gradients.row_reference import Custom, assert_right, network, normal, reference
 
 
@@ -58,3 +59,19 @@ def test_settings_of_a_gpu_are_left_alone_on_a_cpu() -> None:
 
     net, x = network(Custom(run, a=nn.Linear(4, 3))), normal(4)
     assert_right(Jacobian(net, net.params(), x), x, reference(net, x))
+
+
+@pytest.mark.parametrize(
+    ("message", "module"),
+    [
+        ("Synchronization debug mode is a prototype feature and does not yet detect all", "torch.cuda"),
+        ("\nOnline softmax is disabled on the fly since Inductor decides to\nsplit", "torch._inductor.lowering"),
+    ],
+)
+def test_torch_is_not_heard_of_its_own_work_and_others_are(message: str, module: str) -> None:
+    """As torch 2.11 says it on a GPU."""
+    hide_own_warnings()
+    warnings.warn_explicit(message, UserWarning, "a.py", 1, module)
+    for other in ((message, "mine"), ("Something else", module)):
+        with pytest.raises(UserWarning):
+            warnings.warn_explicit(other[0], UserWarning, "a.py", 1, other[1])

@@ -24,6 +24,7 @@ from caveat.engine.chains.coordinates import Coordinates
 from caveat.engine.chains.perceptron import Perceptron, is_plain, softmax_at_labels
 from caveat.engine.cost import forward_flops, free_bytes
 from caveat.engine.distributed import Ranks
+from caveat.engine.torch_settings import compiled
 from caveat.likelihoods import Categorical, Hyper
 from caveat.network import Network, Params
 from caveat.priors import gaussian_precisions
@@ -72,11 +73,11 @@ def log_likelihood_of(network: Network, settings: PassSettings, rows: int) -> Lo
 
     if not settings.compile:
         return log_likelihood
-    compiled = torch.compile(log_likelihood, dynamic=False)
+    often_made = compiled(log_likelihood, dynamic=False)
 
     def fast(params: Params, hyper: Hyper, x: Inputs, y: Tensor) -> Tensor:
         often = torch.is_grad_enabled() and len(y) == rows
-        return compiled(params, hyper, x, y) if often else log_likelihood(params, hyper, x, y)
+        return often_made(params, hyper, x, y) if often else log_likelihood(params, hyper, x, y)
 
     return fast
 

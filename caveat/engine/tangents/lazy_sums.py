@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from caveat.engine.torch_settings import compiled
+
 __all__ = ["FUSING", "Terms", "times_slope"]
 
 FUSING = ("cuda",)  # devices where additions wait
@@ -93,14 +95,14 @@ def _fused(count: int, with_slope: bool, dtype: torch.dtype, k: int | None, c: i
     # Functions are compiled a limited number of times each: a copy for each kind of sum.
     name = f"sum_of_{count}_{with_slope}_{str(dtype)[6:]}_{k}_{c}"
     kind_of_sum = types.FunctionType(_sum.__code__.replace(co_name=name), globals())
-    return _FusedSum(torch.compile(kind_of_sum, dynamic=False))
+    return _FusedSum(compiled(kind_of_sum, dynamic=False))
 
 
 class _FusedSum:
     """A sum that is compiled when that pays; where it cannot be compiled, a warning says so."""
 
-    def __init__(self, compiled: Callable[..., Tensor]) -> None:
-        self.function = compiled
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
         self.waited = 0.0  # seconds that sums took which were not compiled, beyond what they would take as one kernel
 
     def __call__(self, terms: Sequence[Tensor], slope: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from caveat.batches import Inputs
 from caveat.engine.captured_steps import CaptureError
 from caveat.engine.run import Run
+from caveat.engine.torch_settings import compiled
 from caveat.engine.training.arrival import warn_if_no_optimum
 from caveat.engine.training.knobs import Training
 from caveat.engine.training.learned_noise import warn_of_noise
@@ -128,7 +129,7 @@ class PointTraining:
         self._written = _written_buffers(task, network)
         self._owned = {*self._written, *start["params"]}
         forward = forward or _plain_pass
-        training_pass = torch.compile(forward) if training.compile else forward
+        training_pass = compiled(forward) if training.compile else forward
 
         def loss(x: Inputs, y: Tensor, part: BatchPart, rng: torch.Generator) -> tuple[Tensor, Tensor]:
             outputs = training_pass(trainee, x, part, rng)

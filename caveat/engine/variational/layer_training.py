@@ -28,6 +28,7 @@ from caveat.engine.sparse import (
     WeightLayout,
     stored_counts,
 )
+from caveat.engine.torch_settings import compiled
 from caveat.engine.training import (
     BatchPart,
     Moments,
@@ -126,7 +127,7 @@ class LayerTraining:
         self._nothing = weights.mean.new_empty(0)
         # On a GPU as a CUDA graph: a narrow network's kernels are done sooner than they can be launched one by one.
         mode = "reduce-overhead" if run.device.type == "cuda" else None
-        self._fast_pass = torch.compile(self._forgetful_pass, mode=mode) if training.compile else self._forgetful_pass
+        self._fast_pass = compiled(self._forgetful_pass, mode=mode) if training.compile else self._forgetful_pass
         self.variables = self._variables(hyper, std_learning_rate)
         network = task.network.to(run.device)
         points = self._points()
@@ -278,8 +279,8 @@ class LayerTraining:
         if not self.substitute.network.module.training:
             self.substitute.network.module.train()  # or the pass would be compiled for both modes
         at_the_mean = variance is None and self.log_std is not None  # now and then only: not worth a graph
-        compiled = self.training.compile and not at_the_mean
-        outputs = (self._compiled_pass if compiled else self._plain_pass)(x, self.mean, variance)
+        fast = self.training.compile and not at_the_mean
+        outputs = (self._compiled_pass if fast else self._plain_pass)(x, self.mean, variance)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         return outputs, self._minus_log_likelihood(outputs, y, part)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from caveat.batches import Inputs, count_rows
 from caveat.engine.run import Run
 from caveat.engine.sparse import SparseLayer, Substitute
+from caveat.engine.torch_settings import compiled
 from caveat.engine.training import (
     BatchPart,
     Moments,
@@ -95,7 +96,7 @@ class NoisyTraining:
         self.decay = self._decay()
         self.steps = total_steps(task, training)
         forward = substitute.network.training_pass
-        self._pass = torch.compile(forward) if training.compile else forward
+        self._pass = compiled(forward) if training.compile else forward
 
     def train(self, training_flops: float) -> list[dict[str, float]]:
         """Train to the end; returns the history. `training_flops` are those of an example."""
