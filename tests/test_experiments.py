@@ -435,6 +435,18 @@ def test_docstrings_are_told_apart_by_family_without_a_row_in_two_places(script:
     assert float(shorter.double().mean()) == 1
 
 
+def test_adapters_are_tuned_in_as_many_steps_whatever_the_rows(script: Callable[[str], ModuleType]) -> None:
+    vit = script("adapters/vit.py")
+    for rows, trained, epoch in ((1000, 900, 15), (5000, 4500, 71)):
+        offered = vit.methods(False, rows)
+        assert offered["map"].training.epochs * epoch == pytest.approx(vit.STEPS, rel=0.06)
+        assert offered["swag"].training.epochs >= offered["swag"].rank
+        plan = offered["sgmcmc"].plan(trained, vit.BATCH)
+        assert (plan.batch, plan.steps) == (vit.BATCH, epoch)
+        assert plan.burn_in * epoch >= 1000
+        assert set(offered) == set(vit.methods(True, rows))
+
+
 def test_pages_on_adapters_are_what_their_results_give(script: Callable[[str], ModuleType]) -> None:
     pages = script("adapters/pages.py")
     for page in pages.PAGES:

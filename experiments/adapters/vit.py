@@ -1,17 +1,19 @@
 """Adapters of a vision transformer, all methods: pretrained on CIFAR-100, tuned to a few rows of CIFAR-10, on a GPU.
 
     python experiments/adapters/vit.py --device cuda --folder runs/vit --minutes 9   # again until it says done
+    python experiments/adapters/vit.py --device cuda --folder runs/vit --pretrain    # the base alone
     python experiments/adapters/vit.py --tiny --folder runs/vit-tiny --csv tiny.csv   # on a CPU, to see it run
 
 A ViT of 6 blocks and width 256 learns CIFAR-100; LoRA of rank 8 in its attention and a fresh head are then tuned to
-1,000 and 5,000 training images of CIFAR-10, and every method makes a posterior over adapters and head, three seeds
-each. Lines are added to vit.csv, a run at a time: clean test images, four corruptions at severity 1, 3 and 5, and how
-test images of CIFAR-100 and of MNIST are told apart (--outside svhn where that is at hand); joint likelihoods are of
-ten labels of two images. A run that would begin after --minutes is left
-to the next call, and one that is stopped, pretraining too, goes on there where it was.
+1,000 and 5,000 training images of CIFAR-10 in as many steps, and every method makes a posterior over adapters and
+head, three seeds each. Lines are added to vit.csv, a run at a time: clean test images, four corruptions at severity 1,
+3 and 5, and how test images of CIFAR-100 and of MNIST are told apart (--outside svhn where that is at hand); joint
+likelihoods are of ten labels of two images. A run that would begin after --minutes is left to the next call, and one
+that is stopped, pretraining too, goes on there where it was. Processes side by side need a folder and a csv file each.
 """
 
 import argparse
+import math
 import shutil
 import time
 import warnings
@@ -30,6 +32,8 @@ from caveat import Training, data
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")
 SEVERITIES = (1, 3, 5)
 DRAWS = 32  # of a prediction
+BATCH, STEPS = 64, 600  # of tuning, whatever the rows
+HELD_OUT = 0.1  # of the rows, for temperatures
 Lines = list[dict[str, Any]]
 
 
@@ -78,6 +82,12 @@ def pretrained(given: argparse.Namespace) -> dict[str, Tensor] | None:
         if late(given):
             return None
     point = caveat.load(folder, module)
+    if not (given.folder / "base.txt").exists():
+        rows = images("cifar100", given).test.tensors
+        found = scores(predicted(point, rows[0][: given.test_rows], 1)[0], rows[1][: given.test_rows])
+        said = f"the base: accuracy {found['accuracy']:.3f} and {found['nll']:.3f} nats on test rows of CIFAR-100"
+        (given.folder / "base.txt").write_text(f"{said}, {point.info.seconds:.0f} s of training\n")
+        print(said, flush=True)
     values = point.network.fixed() | point.state["params"]
     return {name.removeprefix("inner."): value.cpu() for name, value in values.items()}
 
@@ -112,26 +122,32 @@ def adapted(base: dict[str, Tensor], given: argparse.Namespace, seed: int) -> nn
     return Logits(peft.get_peft_model(module, settings))
 
 
-def methods(tiny: bool) -> dict[str, Any]:
-    """Every method by the name of its lines."""
-    training = Training(epochs=2 if tiny else 40, learning_rate=2e-3, batch_size=64)
-    samples = 4 if tiny else 32
+def methods(tiny: bool, rows: int) -> dict[str, Any]:
+    """Every method by the name of its lines, for so many rows."""
+    epoch = math.ceil(rows * (1 - HELD_OUT) / BATCH)  # steps
+    epochs = 2 if tiny else round(STEPS / epoch)
+    training = Training(epochs=epochs, learning_rate=2e-3, batch_size=BATCH)
+    few = caveat.SGMCMC(chains=2, length=4, burn_in=4)
+    # After 1,000 steps a draw of each of four chains every 25 steps or so.
+    chains = caveat.SGMCMC(
+        chains=4, length=32, batch_size=BATCH, burn_in=math.ceil(1000 / epoch), thin=math.ceil(25 / epoch)
+    )
     return {
         "map": caveat.MAP(training=training),
         "map, temperature": caveat.MAP(temperature=True, training=Training(epochs=0)),
         "ensemble of 5": caveat.Ensemble(members=5, training=training),
         "mc dropout": caveat.MCDropout(training=training),
-        "swag": caveat.SWAG(rank=2 if tiny else 20, training=Training(epochs=3 if tiny else 20)),
+        "swag": caveat.SWAG(rank=2 if tiny else 20, training=Training(epochs=3 if tiny else max(20, epochs))),
         "laplace, kronecker": caveat.Laplace(),
         "laplace, diagonal": caveat.Laplace(structure="diagonal"),
         "ensemble of 5, laplace": caveat.Ensemble(of=caveat.Laplace(), members=5, training=training),
         "last layer": caveat.LastLayerLaplace(),
         "subnetwork of 5000": caveat.SubnetworkLaplace(weights=100 if tiny else 5000),
-        "sampled laplace": caveat.SampledLaplace(samples=samples, temperature="validation"),
-        "ivon": caveat.IVON(training=Training(epochs=training.epochs, batch_size=64)),
+        "sampled laplace": caveat.SampledLaplace(samples=4 if tiny else 32, temperature="validation"),
+        "ivon": caveat.IVON(training=Training(epochs=epochs, batch_size=BATCH)),
         "mean-field vi": caveat.MeanFieldVI(training=training),
         "ssvi": caveat.SSVI(density=0.3, training=training),
-        "sgmcmc": caveat.SGMCMC(chains=2, length=4, burn_in=4) if tiny else caveat.SGMCMC(chains=4, length=50),
+        "sgmcmc": few if tiny else chains,
     }
 
 
@@ -170,10 +186,10 @@ def run(base: dict[str, Tensor], rows_of: Images, name: str, rows: int, seed: in
     x, y = rows_of.train
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:rows]
     module = adapted(base, given, seed)
-    loader = DataLoader(TensorDataset(x[order], y[order]), 64)
-    task = caveat.Task(module, loader, caveat.Categorical(), caveat.GaussianPrior(1.0), validation=0.1)
-    point = fitted(task, methods(given.tiny)["map"], None, given, f"map-{rows}-{seed}", seed)
-    method = methods(given.tiny)[name]
+    loader = DataLoader(TensorDataset(x[order], y[order]), BATCH)
+    task = caveat.Task(module, loader, caveat.Categorical(), caveat.GaussianPrior(1.0), validation=HELD_OUT)
+    offered = methods(given.tiny, rows)
+    point, method = fitted(task, offered["map"], None, given, f"map-{rows}-{seed}", seed), offered[name]
     start = point if method.starts_from == "trained" or name == "map, temperature" else None
     posterior = point if name == "map" else fitted(task, method, start, given, f"posterior-{rows}-{seed}-{name}", seed)
     inside, seconds = predicted(posterior, rows_of.test[0], DRAWS)
@@ -201,6 +217,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="keeps the pretrained network and the points")
     parser.add_argument("--data-dir")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pretrain", action="store_true", help="the network on CIFAR-100, and no more")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many minutes")
     parser.add_argument("--rows", type=int, action="append", help="1000 and 5000 unless given")
     parser.add_argument("--seed", type=int, action="append", help="0, 1 and 2 unless given")
@@ -215,12 +232,14 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)  # of peft
     given.folder.mkdir(parents=True, exist_ok=True)
     base = pretrained(given)
+    if given.pretrain:
+        return
     table = Table(given.csv)
     wanted = [
         (name, rows, seed)
         for rows in given.rows or ((100,) if given.tiny else (1000, 5000))
         for seed in given.seed or (0, 1, 2)
-        for name in given.method or methods(given.tiny)
+        for name in given.method or methods(given.tiny, rows)
         if not table.has(rows, name, seed)
     ]
     rows_of = Images.read(given) if wanted and base is not None else None
@@ -230,8 +249,8 @@ def main() -> None:
             return
         try:
             lines = run(base, rows_of, name, rows, seed, given)
-        except (ValueError, TypeError) as error:
-            print(f"{name}, {rows} rows, seed {seed}: refused, {error}", flush=True)
+        except (ValueError, TypeError, MemoryError, RuntimeError) as error:  # the last where a GPU is full
+            print(f"{name}, {rows} rows, seed {seed}: refused or failed, {error}", flush=True)
             continue
         table.add(lines)
         for place in given.folder.glob("posterior-*"):  # the point is kept: others start from it

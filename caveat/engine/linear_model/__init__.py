@@ -18,7 +18,7 @@ Called by `BayesianLinearModel`, and by linearised networks.
 """
 
 from caveat.engine.linear_model.conjugate_gradients import ConjugateGradients
-from caveat.engine.linear_model.exact import Exact
+from caveat.engine.linear_model.exact import EXACT_UP_TO, Exact
 from caveat.engine.linear_model.features import (
     DenseFeatures,
     Features,
@@ -40,7 +40,6 @@ from caveat.engine.linear_model.mackay import (
     unfinished_warnings,
 )
 from caveat.engine.linear_model.model import (
-    DENSE_UP_TO,
     LinearModel,
     LinearSystem,
     SampleRandomness,
@@ -55,7 +54,7 @@ from caveat.engine.linear_model.solvers import PreparedSolver, Solution, Solver,
 from caveat.engine.linear_model.stochastic_descent import StochasticDescent
 
 __all__ = [
-    "DENSE_UP_TO",
+    "EXACT_UP_TO",
     "ConjugateGradients",
     "DenseFeatures",
     "Exact",

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
 from caveat.engine.linear_model.features import apply_factor_transposed
-from caveat.engine.linear_model.model import DENSE_UP_TO, LinearModel, LinearSystem, inner, pulled_rows
+from caveat.engine.linear_model.model import LinearModel, LinearSystem, inner, pulled_rows
 from caveat.engine.linear_model.solvers import ProductCounter, Progress, Solution, SolveReport, relative
 from caveat.knobs import Positive, check_knobs
 
-__all__ = ["Exact", "PreparedExact"]
+__all__ = ["EXACT_UP_TO", "Exact", "PreparedExact"]
+
+EXACT_UP_TO = {"cpu": 5000, "cuda": 12_000}  # the side of a matrix that is factorised, again for each precision tried
 
 _AGAIN = 3  # solves for the residual, at most
 _POWERS = 30  # products with G for its largest eigenvalue
@@ -42,10 +44,10 @@ class Exact:
         counted: ProductCounter | None = None,
     ) -> "PreparedExact":
         """Make G for a precision of one, or take what was stored; nothing is random, so the seed does not matter."""
-        side = model.features.rows * model.noise.width
-        if side > DENSE_UP_TO:
+        side, most = model.features.rows * model.noise.width, EXACT_UP_TO[model.features.device.type]
+        if side > most:
             raise ValueError(
-                f"an exact solve needs a matrix of side {side:,} (rows x outputs), more than {DENSE_UP_TO:,}: use "
+                f"an exact solve needs a matrix of side {side:,} (rows x outputs), more than {most:,}: use "
                 "ConjugateGradients()"
             )
         one = model.with_precision(torch.ones_like(model.precision[:1]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
-from caveat.engine.linear_model import DENSE_UP_TO, DenseFeatures, NoisePrecision, RowBlock, apply_factor_transposed
+from caveat.engine.linear_model import EXACT_UP_TO, DenseFeatures, NoisePrecision, RowBlock, apply_factor_transposed
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.row_gradients import Jacobian, RowPass
 
@@ -112,12 +112,12 @@ class HeldFeatures:
 def holding_pays(features: NetworkFeatures, width: int, forward_flops: float) -> str:
     """Why the Jacobian should be held, where a system over rows and `width` outputs is cheaper than products; or "".
 
-    Only sizes decide, so that a run that goes on after it was killed goes the same way.
+    Only sizes and the kind of device decide, so that a run that goes on after it was killed goes the same way.
     """
     n, m, d = features.rows, features.outputs, features.size
     side = n * width
     held = 2 * n * m * d * features.dtype.itemsize
-    if features.float16 or side > DENSE_UP_TO or held > _HELD_BYTES[features.device.type]:
+    if features.float16 or side > EXACT_UP_TO[features.device.type] or held > _HELD_BYTES[features.device.type]:
         return ""
     dense = 3 * m * n * forward_flops + 2 * side * n * m * d + 10 * side**3 / 3
     through = 4 * _PRODUCTS * n * forward_flops

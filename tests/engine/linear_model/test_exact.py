@@ -95,6 +95,6 @@ def test_single_precision_is_told_where_it_is_too_coarse(precision: float, fine:
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "DENSE_UP_TO", 23)
+    monkeypatch.setitem(exact.EXACT_UP_TO, "cpu", 23)
     with pytest.raises(ValueError, match=r"matrix of side 24 .*more than 23: use ConjugateGradients\(\)"):
         Exact().prepare(model_of())

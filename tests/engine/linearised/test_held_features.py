@@ -1,5 +1,7 @@
 """The Jacobian itself as features: against autograd's in float64, and when holding it pays."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -42,6 +44,11 @@ def test_holding_pays_where_everything_is_small(monkeypatch: pytest.MonkeyPatch)
     features.float16 = True
     assert not holding_pays(features, 3, 1e6)
     features.float16 = False
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), rows=900, outputs=10, size=100_000, dtype=torch.float32)
+    on_gpu.float16, at_once = False, "9,000 rows x outputs are few: an exact solve over them"
+    assert holding_pays(on_gpu, 10, 6e8).startswith(at_once), "an adapter of a hundred thousand weights, on a GPU"
+    on_gpu.rows = 1300
+    assert not holding_pays(on_gpu, 10, 6e8)
     monkeypatch.setattr(held_features, "_FEW_FLOPS", 0)
     assert not holding_pays(features, 3, 0.0)
     assert not holding_pays(features, 2000, 1e6)
