@@ -266,6 +266,11 @@ class EmpCovPrior:
         stds = (self.alpha * values.clamp_min(0) + self.epsilon).sqrt()  # below 0 by rounding only
         return (vectors * stds) @ vectors.T, (vectors / stds) @ vectors.T, stds.log().sum()
 
+    @cached_property
+    def _standard(self) -> GaussianPrior:
+        """The prior of whitened weights, whose precision is looked at once."""
+        return GaussianPrior(1.0)
+
     @property
     def root(self) -> Tensor:
         """The symmetric square root of alpha Sigma + epsilon I, float64."""
@@ -296,7 +301,7 @@ class EmpCovPrior:
 
     def log_prob(self, params: Params) -> Tensor:
         """Standard normal density of the whitened weights, less the log determinant of the map."""
-        density = GaussianPrior(1.0).log_prob(self.whiten(params))
+        density = self._standard.log_prob(self.whiten(params))
         log_det = len(params[self.layer]) * self._factors[2].to(density)
         others = sum(w.numel() for name, w in params.items() if name != self.layer)
         return density - log_det + 0.5 * others * math.log(self.precision)

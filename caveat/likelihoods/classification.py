@@ -26,6 +26,8 @@ from caveat.predictive import BernoulliPredictive, CategoricalPredictive, Kind, 
 
 __all__ = ["Bernoulli", "Categorical"]
 
+FILLED_IN = 64  # numbers that are written on a GPU one by one, each some microseconds
+
 
 @dataclass(frozen=True)
 class Categorical(NothingLearned, FisherByColumns):
@@ -133,10 +135,17 @@ class Categorical(NothingLearned, FisherByColumns):
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper) -> Tensor:
         """Weighted log softmax at the label, summed over the positions of a row."""
         logits = outputs if self.class_axis % outputs.ndim == 1 else outputs.movedim(self.class_axis, 1)
-        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        weights = None if self.class_weights is None else self._weights_like(logits)
         labels = self._labels(targets).long()
         loss = F.nll_loss(_log_softmax(logits), labels, weights, ignore_index=self.ignore_index, reduction="none")
         return -loss if loss.ndim == 1 else -loss.flatten(1).sum(1)
+
+    def _weights_like(self, logits: Tensor) -> Tensor:
+        """The weights of the classes, [C]; a few are filled in, since a GPU would wait for the host's copy of them."""
+        weights = self.class_weights or ()
+        if len(weights) > FILLED_IN:
+            return logits.new_tensor(weights)
+        return torch.stack([torch.full((), w, dtype=logits.dtype, device=logits.device) for w in weights])
 
     def baseline(self, targets: Tensor) -> float:
         """The entropy of the labels' own frequencies, each class counted by its weight."""

@@ -11,7 +11,7 @@ import caveat
 from caveat import Training, native
 from caveat.engine import captured_steps
 from caveat.engine.run import Run
-from tests.recorded_steps import CHAINS, SPARSE_CHAINS, Waits, network, record_on_the_cpu, rotated, task
+from tests.recorded_steps import CHAINS, SPARSE_CHAINS, Waits, X, Y, network, record_on_the_cpu, rotated, task
 
 
 def fitted(method: caveat.Method, problem: caveat.Task | None = None, **more: Any) -> caveat.Posterior:
@@ -54,6 +54,14 @@ def test_a_killed_recorded_chain_is_the_same_bit_for_bit(
             fitted(CHAINS[which], problem, folder=tmp_path / "p")
     monkeypatch.setattr(Run, "checkpoint", checkpoint)
     assert_same(whole, fitted(CHAINS[which], problem, folder=tmp_path / "p"))
+
+
+def test_steps_over_weighted_classes_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = caveat.Task(network(), (X, Y), caveat.Categorical(class_weights=(0.5, 2.0)))
+    plain = fitted(CHAINS["given"], problem)
+    lanes = record_on_the_cpu(monkeypatch)
+    assert_same(plain, fitted(CHAINS["given"], problem))
+    assert lanes
 
 
 def test_what_python_decides_while_a_step_is_recorded_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ the differences that an accept step needs are small against them.
 """
 
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +74,9 @@ def log_likelihood_of(network: Network, settings: PassSettings, rows: int) -> Lo
 
     if not settings.compile:
         return log_likelihood
-    often_made = compiled(log_likelihood, dynamic=False)
+    # torch compiles a piece of code eight times and then no more: every fit's is a copy of its own.
+    code, where, closure = log_likelihood.__code__.replace(), log_likelihood.__globals__, log_likelihood.__closure__
+    often_made = compiled(types.FunctionType(code, where, closure=closure), dynamic=False)
 
     def fast(params: Params, hyper: Hyper, x: Inputs, y: Tensor) -> Tensor:
         often = torch.is_grad_enabled() and len(y) == rows

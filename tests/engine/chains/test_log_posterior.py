@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.data import Dataset
 import caveat
 from caveat.engine.chains import log_posterior as target
 from caveat.engine.chains.coordinates import Coordinates
-from caveat.engine.chains.log_posterior import LogPosterior, RowPieces, vmap_takes
+from caveat.engine.chains.log_posterior import LogPosterior, PassSettings, RowPieces, log_likelihood_of, vmap_takes
 from caveat.network import Network
 from caveat.task import Task
 
@@ -372,3 +374,21 @@ def test_functions_count_in_the_size_of_pieces(monkeypatch: pytest.MonkeyPatch) 
     assert 5 < len(pieces[0][1]) < 30  # some 4 or 8 kB a row
     with pytest.raises(ValueError, match=r"need weights of float32 or float64, these are torch\.bfloat16"):
         Coordinates.of(Network(Bare().bfloat16(), caveat.Categorical()), {})
+
+
+def test_every_fit_has_a_compiled_pass_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives up on a piece of code that it has compiled eight times."""
+    compiled, graphs = torch.compile, []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, backend=backend))
+    x, y = rows("Categorical")
+    for fits in range(1, 11):
+        network = Network(mlp("Categorical"), caveat.Categorical())
+        log_likelihood = log_likelihood_of(network, PassSettings(compile=True), rows=len(x))
+        for _ in range(2):  # of two chains
+            log_likelihood({name: w.requires_grad_() for name, w in network.params().items()}, {}, x, y)
+        assert len(graphs) == fits
