@@ -143,6 +143,9 @@ class RotatedPart:
 
     def pieces(self, row_pass: RowPass, names: Sequence[str]) -> Iterator[tuple[slice, Tensor]]:
         """J in the eigenbasis: (Q_G^T g) (Q_A^T a)^T, so that inputs are rotated once and not for every output."""
+        if row_pass.has_copies(names[0]):
+            yield slice(0, len(row_pass.outputs)), self._of_copies(row_pass, names)
+            return
         places = row_pass.factored(names[0])
         gradients = row_pass.output_gradients()
         size = self.inputs.coordinates * self.outputs.coordinates * max(len(gradients), 1)
@@ -161,6 +164,18 @@ class RotatedPart:
                     per_output.append(block.unflatten(0, (-1, m)).sum(1).flatten(1))
                 by_use.append(torch.stack(per_output, 1))
             yield rows, torch.stack(by_use).sum(0)
+
+    def _of_copies(self, row_pass: RowPass, names: Sequence[str]) -> Tensor:
+        """J in the eigenbasis, [B, D, O I], where rows reach a layer otherwise than those of the curvature."""
+        b, d = len(row_pass.outputs), row_pass.outputs.shape[1:].numel()
+        whole = []
+        for name in names:  # the weight [O, I], and the bias [O] as a last input
+            shape = row_pass.jacobian.params[name].shape
+            rows = row_pass.outputs.new_zeros(b, d, shape.numel())
+            for place, block in row_pass.jacobian_blocks([name]):
+                rows[place] = block
+            whole.append(rows.reshape(b * d, shape[0], -1))
+        return self.coordinates(torch.cat(whole, 2).flatten(1)).unflatten(0, (b, d))
 
     def coordinates(self, weights: Tensor) -> Tensor:
         """Weights [count, O I], the bias as a last input, in the eigenbasis: Q_G^T W Q_A."""

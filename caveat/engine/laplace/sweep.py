@@ -26,7 +26,16 @@ from caveat.engine.laplace.gaussians import DOUBLE_UP_TO, Curvature, FullCurvatu
 from caveat.engine.laplace.gram_matrix import GramMatrix
 from caveat.engine.laplace.layer_gaussians import DiagonalPart, KroneckerPart, LayerCurvature, factors
 from caveat.engine.laplace.memory import Structure, uses_rows
-from caveat.engine.row_gradients import ElementwiseUse, Jacobian, Plans, ProductUse, RowPass, evenly, one_hot
+from caveat.engine.row_gradients import (
+    ElementwiseUse,
+    Jacobian,
+    NotFactoredError,
+    Plans,
+    ProductUse,
+    RowPass,
+    evenly,
+    one_hot,
+)
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper
 from caveat.likelihoods.protocol import FisherByColumns, fisher_columns, fisher_rank
@@ -203,8 +212,21 @@ class Sweep:
         return ggn, energy
 
     def kronecker(self, factors: FactorDirections = "whole") -> tuple[LayerCurvature, float]:
-        """A Kronecker product for every linear layer and convolution, a diagonal for all else; the log likelihood."""
-        jacobian = self.jacobian()
+        """A Kronecker product for every linear layer and convolution, a diagonal for all else; the log likelihood.
+
+        A layer that some rows reach otherwise than the first ones (an expert) has a diagonal too, once that is seen.
+        """
+        jacobian, label = self.jacobian(), "curvature"
+        while True:
+            try:
+                return self._kronecker(jacobian, factors, label)
+            except NotFactoredError:  # the Jacobian knows by now, and the sums begin again
+                if self.run.ranks.size > 1:  # the others have not seen it
+                    raise
+                label += "-again"
+
+    def _kronecker(self, jacobian: Jacobian, factors: FactorDirections, label: str) -> tuple[LayerCurvature, float]:
+        """The sums of `kronecker`, as far as this Jacobian knows the layers."""
         x, _ = next(iter(self.rows.batches([torch.arange(min(2, len(self.rows)))], self.network.device)))
         layers = _kronecker_layers(jacobian.at(x))
         covered = {name for layer in layers for name in layer}
@@ -236,7 +258,7 @@ class Sweep:
                 _add_factors(row_pass, row_pass.gradients(v), sums, totals, with_inputs=number == 0)
 
         cotangents = 1 if self._is_last_layer(jacobian) else self.rank()
-        log_likelihood = self._sweep("curvature", jacobian, totals, add, cotangents, jacobian.rows_at_once())
+        log_likelihood = self._sweep(label, jacobian, totals, add, cotangents, jacobian.rows_at_once())
         products: dict[tuple[str, ...], KroneckerPart] = {}
         for names, (a, g) in sums.items():
             products[names] = KroneckerPart(a.total(), g.total(), totals[f"{names[0]}|count"], len(names) > 1)

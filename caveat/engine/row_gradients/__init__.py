@@ -10,10 +10,21 @@ on a CPU; `last_layer` needs no watched pass. Called by the Laplace room, by Las
 linearised networks for the diagonal of their curvature.
 """
 
-from caveat.engine.row_gradients.jacobian import Jacobian, Plans, RowPass, evenly, one_hot
+from caveat.engine.row_gradients.jacobian import Jacobian, NotFactoredError, Plans, RowPass, evenly, one_hot
 from caveat.engine.row_gradients.last_layer import LastLayer
 from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.uses import ElementwiseUse
 from caveat.engine.row_gradients.watched_pass import Tape
 
-__all__ = ["ElementwiseUse", "Jacobian", "LastLayer", "Plans", "ProductUse", "RowPass", "Tape", "evenly", "one_hot"]
+__all__ = [
+    "ElementwiseUse",
+    "Jacobian",
+    "LastLayer",
+    "NotFactoredError",
+    "Plans",
+    "ProductUse",
+    "RowPass",
+    "Tape",
+    "evenly",
+    "one_hot",
+]

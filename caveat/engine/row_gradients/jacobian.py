@@ -32,7 +32,11 @@ from caveat.engine.row_gradients.winograd import Winograd
 from caveat.engine.torch_settings import refuse_inference_mode
 from caveat.network import Network, Params
 
-__all__ = ["Jacobian", "Plans", "RowPass", "evenly", "one_hot"]
+__all__ = ["Jacobian", "NotFactoredError", "Plans", "RowPass", "evenly", "one_hot"]
+
+
+class NotFactoredError(ValueError):
+    """A weight has no Kronecker factors: some rows reach it otherwise than the first ones did."""
 
 
 @dataclass(frozen=True)
@@ -254,12 +258,16 @@ class RowPass:
     def factored(self, name: str) -> list[tuple[ProductUse, int]]:
         """Uses of a weight that has Kronecker factors, with their points; none where it does not act."""
         places = self.by_name().get(name, [])
-        if any(use.name in self.jacobian.plan.general for use, _ in places):
-            raise ValueError(
+        if self.has_copies(name):
+            raise NotFactoredError(
                 f"{name} acts on some of the rows only, or in another order, unlike in the first rows, so it has no "
                 "Kronecker factors: use structure='diagonal', or leave it out with parameters="
             )
         return [(use, point) for use, point in places if isinstance(use, ProductUse)]
+
+    def has_copies(self, name: str) -> bool:
+        """Whether every row has a copy of the parameter, whose gradients are known and nothing else."""
+        return name in self.jacobian.plan.general and name in self.by_name()
 
     def by_name(self) -> dict[str, list[tuple[Use, int]]]:
         """Every use of a parameter with its point, by the parameter's name."""
