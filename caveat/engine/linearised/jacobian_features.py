@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from caveat.batches import Inputs, count_rows, map_tensors, slices
+from caveat.batches import Inputs, count_rows, map_tensors
 from caveat.engine.cost import free_bytes
 from caveat.engine.linear_model import NoisePrecision, apply_factor
+from caveat.engine.linearised.rows_alone import facts_of_rows
 from caveat.engine.row_gradients import Jacobian, Plans
-from caveat.engine.tangents import AutogradProducts, PassFacts, Products, Programs, rounding, structure
-from caveat.engine.torch_settings import full_precision, plain_attention, refuse_inference_mode
+from caveat.engine.tangents import AutogradProducts, Products, Programs, structure
+from caveat.engine.torch_settings import refuse_inference_mode
 from caveat.network import Network, Params
 from caveat.rows import Rows
 
@@ -79,7 +80,7 @@ class NetworkFeatures:
         first = torch.arange(min(2, self.rows))
         x, _ = next(self.data.batches([first], self.device))
         key = (self.names, structure(x))
-        facts = self._programs.facts(params, key, lambda: self._look(x))
+        facts = self._programs.facts(params, key, lambda: facts_of_rows(network, params, self.names, x))
         self.general = AutogradProducts(network, params, self.names, facts, float16)
         self.output_shape = facts.output_shape  # of a row
         self.outputs = self.output_shape.numel()
@@ -148,48 +149,6 @@ class NetworkFeatures:
             if counted is not None:
                 counted(int(block.index[-1]) + 1, self.rows)
         return total.to(self.dtype)
-
-    def _look(self, x: Inputs) -> PassFacts:
-        """What passes over the first rows show, which must be what each row gives alone."""
-        with full_precision(self.device):
-            with torch.no_grad():
-                outputs = self.network(self.params, x).flatten(1)
-            rng = torch.Generator().manual_seed(0)
-            v = torch.randn((1, *outputs.shape), generator=rng, dtype=torch.float64).to(outputs)
-            each = [self._of_a_row(number, row, v[0, number]) for number, row in enumerate(slices(x, 1))]
-            general = AutogradProducts.looking(self.network, self.params, self.names, x, count_rows(x))
-            together = general.pull(general.run(x)[0], v)[0].split(general.sizes)
-        alone = [sum(parts[1:], start=parts[0]) for parts in zip(*each, strict=True)]
-        tolerance = rounding(self.network)
-        scale = max(float(g.norm()) for g in alone)
-        wrong = [
-            name
-            for name, mine, g in zip(self.names, together, alone, strict=True)
-            if not float((mine - g.flatten()).norm()) <= tolerance * max(float(g.norm()), 0.01 * scale)
-        ]
-        if wrong:
-            raise ValueError(
-                f"the derivatives of {', '.join(wrong[:3])} are not those that autograd gives for a row alone: an "
-                "operation over the batch axis cannot be linearised row by row; leave those parameters out, or replace "
-                "the layer"
-            )
-        return general.facts
-
-    def _of_a_row(self, number: int, row: Inputs, v: Tensor) -> tuple[Tensor, ...]:
-        """J^T v of a row by autograd, parameter by parameter."""
-        weights = {name: self.params[name].detach().clone().requires_grad_() for name in self.names}
-        with torch.enable_grad(), plain_attention():
-            total = (self.network(self.params | weights, row).flatten() * v).sum()
-            if not total.requires_grad:
-                raise ValueError("the outputs do not depend on the parameters of the linear model: choose others")
-            gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
-        bad = [name for name, g in zip(weights, gradients, strict=True) if not g.isfinite().all()]
-        if bad:
-            raise ValueError(
-                f"the derivatives of row {number} by {bad[0]} hold NaN or infinity: look at that row, and whether the "
-                "network takes a root or a logarithm of zero, or divides by it"
-            )
-        return gradients
 
 
 class NetworkBlock:
