@@ -9,7 +9,8 @@ is a process of its own, whose rows go into `floor.csv` under --out when it ends
 again, nor any that cannot end within --minutes, judging by the seconds that it may take. `tests.log` is what the tests
 said. The floor of a row is measured in the same process: a bare loop (chains.py, sparse.py), or the arithmetic itself:
 
-    sampled       the products that the solver took, each (1 + 4 K) forward passes for K vectors
+    sampled       the gradients of N rows x outputs, (1 + 2 C) forward passes, their products with each other in
+                  bfloat16, and the products that the solver took, each (1 + 4 K) forward passes for K vectors
     subnetwork    one pass forward and one back for each of C - 1 cotangents, and the lower half of F^T F in float32
     last-layer    a forward pass over all rows, and the sum of Kronecker products
     tests         the tests of recorded steps and of all else on a GPU: seconds, and how many failed
@@ -160,10 +161,15 @@ def sampled(machine: Machine, sizes: Sizes) -> list[Row]:
     """SampledLaplace with eight samples: the first call, and the second one of the same shapes."""
     task, rows = machine.problem(residual(sizes), sizes.rows), []
     forward = machine.forward(task)  # which loads the libraries
+    side, weights = 10 * sizes.rows, task.network.n_parameters
+    slices = torch.randn(min(weights, 65_536), side, device=machine.device, dtype=torch.bfloat16)
+    product = machine.best(partial(torch.mm, slices.T, slices)) * weights / len(slices) / 2
     for call in ("first", "second"):
         posterior, seconds = machine.fit(task, caveat.SampledLaplace(samples=8))
         passes = float(posterior.info.diagnostics["passes"])
-        rows.append(row(f"SampledLaplace, {sizes.rows:,} rows, {call} call", seconds, passes * 33 * forward))
+        rows.append(
+            row(f"SampledLaplace, {sizes.rows:,} rows, {call} call", seconds, (21 + passes * 33) * forward + product)
+        )
     return rows
 
 

@@ -143,6 +143,7 @@ class SampledLaplace(Method):
         prior = flat_prior(network, params)
         unit = float(prior.double().log().mean().exp())  # where weights have precisions of their own, about their mean
         shape = None if scaled or bool((prior == prior[0]).all()) else prior / unit
+        names, groups = self._groups(network)
         linear, flops = linearise(
             task,
             network,
@@ -152,11 +153,11 @@ class SampledLaplace(Method):
             g_prior=scaled,
             prior=shape,
             negligible=self.negligible,
-            hold=self.solver == "auto" or isinstance(self.solver, Exact),
+            exact=self.solver == "auto" or isinstance(self.solver, Exact),
+            precisions=len(names),
             block_rows=self.block_rows,
             float16=self.arithmetic == "float16",
         )
-        names, groups = self._groups(network)
         solver = solver_for(linear, len(names)) if isinstance(self.solver, str) else self.solver
         sampler = Sampler.of(linear, solver, run, flops)
         first = self.first_precision or (1000.0 if scaled else unit)  # a strong prior is quick to solve for

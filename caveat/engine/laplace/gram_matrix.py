@@ -22,10 +22,10 @@ from torch import Tensor
 
 from caveat.engine.cost import working_numbers
 from caveat.engine.laplace.memory import GRAM_ROWS
+from caveat.engine.row_gradients import add_products, is_large, mirror, sums_in_float32
 
 __all__ = ["GramMatrix"]
 
-GRAM_BLOCK = 4096  # columns of H that are updated at once
 IN_CACHE = 2**18  # numbers that a processor reads again without going to memory
 
 
@@ -70,29 +70,13 @@ class GramMatrix:
         f = torch.cat(self.waiting)
         f = f if self.total.dtype == torch.float32 else f.to(self.total.dtype)
         self.waiting = []
-        n = len(self.total)
-        single = self.total.dtype == torch.float32
-        splits = single and f.dtype == torch.float32 and n >= GRAM_BLOCK and _splitting_pays(f.device)
-        pairs = _split(f) if splits else [(f, f)]
-        for start in range(0, n, GRAM_BLOCK):
-            stop = min(start + GRAM_BLOCK, n)
-            target = self.total[start:, start:stop]
-            for left, right in pairs:
-                left, right = left[:, start:].T, right[:, start:stop]
-                if left.dtype == torch.bfloat16 and single and _sums_in_float32(left.device):
-                    target += torch.mm(left, right, out_dtype=target.dtype)
-                else:
-                    target.addmm_(left.to(target.dtype), right.to(target.dtype))
+        single = self.total.dtype == f.dtype == torch.float32
+        splits = single and is_large(self.total) and _splitting_pays(f.device)
+        add_products(self.total, _split(f) if splits else [(f, f)])
 
     def symmetric(self) -> Tensor:
         """The whole of H [n, n], both triangles, in the order of the weights."""
-        n = len(self.total)
-        for start in range(0, n, GRAM_BLOCK):
-            stop = min(start + GRAM_BLOCK, n)
-            square = self.total[start:stop, start:stop]
-            square.tril_().diagonal().mul_(0.5)
-            square.copy_(square + square.T)
-            self.total[start:stop, stop:] = self.total[stop:, start:stop].T
+        mirror(self.total)
         if self.order is None:
             return self.total
         back = self.order.flatten().argsort()
@@ -107,22 +91,9 @@ def _split(f: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 @functools.cache
-def _sums_in_float32(device: torch.device) -> bool:
-    """Whether torch gives products of bfloat16 as float32 on a device; a GPU needs torch 2.8 for it."""
-    if device.type != "cuda":
-        return False
-    f = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
-    try:
-        torch.mm(f, f, out_dtype=torch.float32)
-    except (TypeError, RuntimeError):
-        return False
-    return True
-
-
-@functools.cache
 def _splitting_pays(device: torch.device) -> bool:
     """Whether three products in bfloat16 are faster on a device than one in float32; never on a CPU."""
-    if not _sums_in_float32(device):
+    if not sums_in_float32(device):
         return False
     try:
         return 3 * _seconds_of_product(device, torch.bfloat16) < _seconds_of_product(device, torch.float32)

@@ -21,8 +21,7 @@ from caveat.knobs import Positive, check_knobs
 
 __all__ = ["EXACT_UP_TO", "Exact", "PreparedExact"]
 
-EXACT_UP_TO = {"cpu": 5000, "cuda": 12_000}  # the side of a matrix that is factorised, again for each precision tried
-
+EXACT_UP_TO = {"cpu": 5000, "cuda": 2**15}  # the side of a matrix that is factorised, again for each precision tried
 _AGAIN = 3  # solves for the residual, at most
 _POWERS = 30  # products with G for its largest eigenvalue
 
@@ -89,7 +88,7 @@ class PreparedExact:
             report.iterations, report.vectors = report.iterations + 1, report.vectors + 2 * len(z)
             report.residuals = relative(inner(residual, residual), squares)
             report.history.append((report.vectors, float(report.residuals.max())))
-            if float(report.residuals.max()) <= self.knobs.tolerance / 100 or report.iterations == _AGAIN:
+            if float(report.residuals.max()) <= self.knobs.tolerance / 10 or report.iterations == _AGAIN:
                 break
             z = z + _solved(model, factor, residual / model.precision, None)
         report.converged = bool((report.residuals <= self.knobs.tolerance).all())

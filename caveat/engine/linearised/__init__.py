@@ -5,6 +5,7 @@
     jacobian_features        the Jacobian as features, by products with K vectors
     held_features            the Jacobian itself, where it is small
     fisher_noise             B, row by row
+    row_space                the same model with a coordinate for each output of each row, where these are few
     linearised_network       the linear model: its noise, its offset, its posterior mean
     sampler                  samples in groups, kept as they are made, and marginal variances from them
     sample_posterior         what a posterior of samples keeps, and predictions from them

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from caveat.engine.cost import refuse_if_too_large
-from caveat.engine.linear_model import EXACT_UP_TO, DenseFeatures, NoisePrecision, RowBlock, apply_factor_transposed
+from caveat.engine.linear_model import DenseFeatures, NoisePrecision, RowBlock, apply_factor_transposed
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.row_gradients import Jacobian, RowPass
 
-__all__ = ["HeldFeatures", "holding_pays"]
+__all__ = ["PRODUCTS", "HeldFeatures", "holding_pays"]
 
+_SIDE = {"cpu": 5000, "cuda": 12_000}  # of the matrix over rows and outputs, which a run keeps
 _HELD_BYTES = {"cpu": 2**30, "cuda": 2**33}
-_PRODUCTS = 3000  # of one vector with the curvature, that finding a precision and 64 samples takes without
+PRODUCTS = 3000  # of one vector with the curvature, that finding a precision and 64 samples takes without
 _NUMBERS = 2**24  # of rows' gradients that are scaled at a time
 _FEW_FLOPS = 2e11  # a few seconds on a core: not worth counting
 
@@ -117,10 +118,10 @@ def holding_pays(features: NetworkFeatures, width: int, forward_flops: float) ->
     n, m, d = features.rows, features.outputs, features.size
     side = n * width
     held = 2 * n * m * d * features.dtype.itemsize
-    if features.float16 or side > EXACT_UP_TO[features.device.type] or held > _HELD_BYTES[features.device.type]:
+    if features.float16 or side > _SIDE[features.device.type] or held > _HELD_BYTES[features.device.type]:
         return ""
     dense = 3 * m * n * forward_flops + 2 * side * n * m * d + 10 * side**3 / 3
-    through = 4 * _PRODUCTS * n * forward_flops
+    through = 4 * PRODUCTS * n * forward_flops
     if dense > max(through, _FEW_FLOPS):
         return ""
     return f"{side:,} rows x outputs are few: an exact solve over them takes {dense:.1e} operations"

@@ -64,6 +64,7 @@ class NetworkModel:
     weights: Tensor  # w, [d]
     scale: Tensor | None = None  # of each weight, [d]; zero leaves it out
     negligible: float = 0.0  # the share of the information that rows left out of the curvature may hold
+    by_rows: "NetworkModel | None" = None  # with a coordinate for each output of each row, where these are few
 
     @cached_property
     def model(self) -> LinearModel:

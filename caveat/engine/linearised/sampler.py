@@ -35,6 +35,7 @@ from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.held_features import HeldFeatures, holding_pays
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.linearised_network import NetworkModel
+from caveat.engine.linearised.row_space import in_row_space, outer_products, row_space_pays
 from caveat.engine.run import Run
 from caveat.likelihoods import Hyper
 from caveat.network import Network, Params
@@ -66,12 +67,17 @@ class Sampler:
     run: Run
     seed: int
     flops: float  # of a product with the curvature
+    by_rows: PreparedSolver | None = None  # of the linear model's other form, where it has one
 
     @classmethod
     def of(cls, linear: NetworkModel, solver: Solver, run: Run, flops: float) -> "Sampler":
         """Prepare the solver, or take what a killed run had prepared."""
         part = run.child("sketch")
         earlier = part.appended("sketch")
+        if linear.by_rows is not None:  # whose matrix is that of the weights' model, and too large to be kept
+            by_rows = solver.prepare(linear.by_rows.model)
+            prepared = solver.prepare(linear.model, stored=by_rows.tensors())
+            return cls(linear, prepared, run, run.seed, flops, by_rows)
         if earlier is None:
             with part.counting("product") as counted:
                 prepared = solver.prepare(linear.model, run.seed, counted=counted)
@@ -98,10 +104,12 @@ class Sampler:
             report = SolveReport()
             tuned = PosteriorSolution(hyper, gamma, mean, samples, report, 0.0, note["history"], note["warnings"])
         else:
-            model, few = self.linear.model, range(tuning.samples)
-            solve, misfit = self.linear.solving(tuning.tolerance)
-            randomness = SampleRandomness(model, few, self.seed)
-            tuned = tune(model, hyper, self.prepared, randomness, solve, tuning, misfit, part)
+            linear, prepared = self.linear.by_rows or self.linear, self.by_rows or self.prepared
+            solve, misfit = linear.solving(tuning.tolerance)
+            randomness = SampleRandomness(linear.model, range(tuning.samples), self.seed)
+            tuned = tune(linear.model, hyper, prepared, randomness, solve, tuning, misfit, part)
+            if self.by_rows is not None:  # without passes through the network, and in other coordinates
+                part.gradient_evaluations, tuned = 0, replace(tuned, samples=tuned.samples[:0])
             note = {"prior": tuned.hyper.prior.tolist(), "noise": tuned.hyper.noise, "history": tuned.history}
             note |= {"effective_dimension": tuned.effective_dimension.tolist(), "warnings": tuned.warnings}
             if self.run.ranks.first:
@@ -187,7 +195,8 @@ def linearise(
     g_prior: bool,
     prior: Tensor | None = None,
     negligible: float = 0.0,
-    hold: bool = True,
+    exact: bool = True,
+    precisions: int = 1,
     block_rows: int | None = None,
     float16: bool = False,
 ) -> tuple[NetworkModel, float]:
@@ -202,7 +211,8 @@ def linearise(
         g_prior: measure each weight in units of its curvature.
         prior: precisions [d] to measure weights by instead; None measures all alike.
         negligible: the share of the information that rows left out of the curvature may hold.
-        hold: hold the Jacobian itself where that is the cheaper way.
+        exact: hold the Jacobian itself, or a matrix over rows and outputs, where that is the cheaper way.
+        precisions: how many the prior has; the matrix is for one.
         block_rows: rows in a block of a pass.
         float16: products in float16.
     """
@@ -216,7 +226,7 @@ def linearise(
     )
     x, _ = next(task.train.batches([torch.arange(1)], network.device))
     flops = forward_flops(network, params, x)
-    why = holding_pays(features, noise.width, flops) if hold else ""
+    why = holding_pays(features, noise.width, flops) if exact else ""
     held: NetworkFeatures | HeldFeatures = features
     if why:
         part = run.child("rows")
@@ -228,14 +238,22 @@ def linearise(
         part = run.child("scale")
         linear = replace(linear, scale=_units(linear, part))
         run.absorb(part)
+    if exact and not why and precisions == 1 and row_space_pays(features, flops):
+        part, side = run.child("matrix"), features.rows * features.outputs
+        features.untraced = f"{side:,} rows x outputs are few: a matrix over them takes the place of most products"
+        with part.counting("weight") as counted:
+            gram = outer_products(features, linear.scale, counted)
+        linear = replace(linear, by_rows=in_row_space(linear, gram))
+        part.gradient_evaluations += 2 * features.outputs
+        run.absorb(part)
     # There and back, twice a forward pass each; with the Jacobian itself, two products of matrices.
     of_row = 4 * features.outputs * features.size if why else 4 * flops
     return linear, of_row * linear.model.features.rows
 
 
 def solver_for(linear: NetworkModel, precisions: int) -> Solver:
-    """The solver that suits a linear model under so many precisions: exact where the Jacobian is held."""
-    suits = isinstance(linear.features, HeldFeatures) and precisions == 1
+    """The solver that suits a linear model under so many precisions: exact where rows and outputs are few."""
+    suits = (isinstance(linear.features, HeldFeatures) or linear.by_rows is not None) and precisions == 1
     return Exact() if suits else ConjugateGradients()
 
 

@@ -6,12 +6,14 @@
 (`function_rules`) leave a record of how their parameters are used, from which the gradient of each row is made (`uses`,
 `product_uses` for linear layers and convolutions); a parameter of any other function is copied for each row
 (`plan_search` decides). A `RowPass` is one forward pass, ready for cotangents. `winograd` makes 3x3 convolutions faster
-on a CPU; `last_layer` needs no watched pass. Called by the Laplace room, by LastLayerLaplace to find its layer, and by
-linearised networks for the diagonal of their curvature.
+on a CPU; `last_layer` needs no watched pass; `lower_triangle` sums products of such gradients. Called by the Laplace
+room, by LastLayerLaplace to find its layer, and by linearised networks, for the diagonal of their curvature and where
+rows are few.
 """
 
 from caveat.engine.row_gradients.jacobian import Jacobian, NotFactoredError, Plans, RowPass, evenly, one_hot
 from caveat.engine.row_gradients.last_layer import LastLayer
+from caveat.engine.row_gradients.lower_triangle import add_products, is_large, mirror, sums_in_float32
 from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.uses import ElementwiseUse
 from caveat.engine.row_gradients.watched_pass import Tape
@@ -25,6 +27,10 @@ __all__ = [
     "ProductUse",
     "RowPass",
     "Tape",
+    "add_products",
     "evenly",
+    "is_large",
+    "mirror",
     "one_hot",
+    "sums_in_float32",
 ]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from caveat.engine.laplace import gram_matrix
 from caveat.engine.laplace.gram_matrix import GramMatrix
+from caveat.engine.row_gradients import lower_triangle
 
 
 def summed(f: Tensor, pieces: int = 3) -> Tensor:
@@ -33,7 +34,7 @@ def rows() -> Tensor:
 
 def test_split_products_are_those_of_float32(rows: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     single, half = error(summed(rows), rows), error(summed(rows.bfloat16().float()), rows)
-    monkeypatch.setattr(gram_matrix, "GRAM_BLOCK", 16)  # several blocks
+    monkeypatch.setattr(lower_triangle, "BLOCK", 16)  # several blocks
     blocks = summed(rows)
     monkeypatch.setattr(gram_matrix, "_splitting_pays", lambda device: True)
     split = summed(rows)

@@ -13,7 +13,7 @@ from caveat.engine import cost
 from caveat.engine.laplace import gaussians, gram_matrix
 from caveat.engine.laplace import sweep as sweep_module
 from caveat.engine.laplace.sweep import Sweep
-from caveat.engine.row_gradients import Jacobian, RowPass
+from caveat.engine.row_gradients import Jacobian, RowPass, lower_triangle
 from caveat.engine.run import Run
 from caveat.rows import Rows
 from tests.engine.laplace.sweep_reference import (
@@ -188,7 +188,7 @@ def test_the_gram_matrix_in_pieces_of_any_size(
     monkeypatch: pytest.MonkeyPatch, dense: Any, rows: int, block: int, batch: int
 ) -> None:
     monkeypatch.setattr(gram_matrix, "GRAM_ROWS", rows)
-    monkeypatch.setattr(gram_matrix, "GRAM_BLOCK", block)
+    monkeypatch.setattr(lower_triangle, "BLOCK", block)
     monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: batch)
     found = sweep("categorical")
     by_hand, x, y = reference(dense, found)
