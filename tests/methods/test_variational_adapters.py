@@ -134,6 +134,17 @@ def test_a_posterior_over_adapters_alone(name: str, method: type, tmp_path: Path
     assert all(torch.equal(value, base[key]) for key, value in module.state_dict().items())
 
 
+@pytest.mark.parametrize("method", [caveat.MeanFieldVI, caveat.SSVI, caveat.GroupVariationalDropout, caveat.RigL])
+def test_a_head_in_the_type_of_its_base_beside_finer_adapters_is_left_out_or_refused(method: type) -> None:
+    base = bert().to(torch.bfloat16)
+    settings = peft.LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS")  # trains the head too
+    module = peft.get_peft_model(base, settings)
+    with pytest.raises(ValueError, match=r"lora_A.* is torch.float32, .*classifier.* torch.bfloat16: leave those of"):
+        fitted(module, tokens(), method)
+    posterior = fitted(module, tokens(), method, "*lora_*")
+    assert bool(posterior.predict(tokens()).probs.isfinite().all())
+
+
 def test_the_bound_over_adapters_has_the_gradients_of_a_dense_reference() -> None:
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(5, 3))

@@ -170,7 +170,21 @@ def sparse_layers(network: Network) -> LayerGeometries:
             "they do; padded alike on both sides with zeros; no hooks; a weight of its own, selected by parameters=) "
             "whose units or channels could go: VariationalDropout and SSVI() take single weights of any layer"
         )
-    return LayerGeometries(layers, _first_layer(network))
+    return _of_one_type(network, LayerGeometries(layers, _first_layer(network)))
+
+
+def _of_one_type(network: Network, layers: LayerGeometries) -> LayerGeometries:
+    """These layers, whose weights lie in one tensor: a head in the type of a base beside adapters is refused."""
+    parameters = dict(network.module.named_parameters())
+    names = [parameter_name(name, geometry) for name, geometry in layers.items()]
+    first = parameters[names[0]].dtype
+    other = next((name for name in names if parameters[name].dtype != first), None)
+    if other is not None:
+        raise ValueError(
+            f"weights of layers must be of one type, and {names[0]} is {first}, {other} {parameters[other].dtype}: "
+            "leave those of one type out with parameters= (adapters alone are parameters='*lora_*'), or convert them"
+        )
+    return layers
 
 
 def _held_layers(network: Network) -> dict[str, LayerGeometry]:
@@ -209,7 +223,7 @@ def inferred_weights(network: Network) -> LayerGeometries:
             "embeddings, tokens, biases and norm layers have no variational posterior; select others with parameters="
         )
     first = _first_layer(network)
-    return LayerGeometries(layers | drawn, first if first in layers else weight_name(first))
+    return _of_one_type(network, LayerGeometries(layers | drawn, first if first in layers else weight_name(first)))
 
 
 def left_out(network: Network, weights: Mapping[str, LayerGeometry]) -> tuple[list[str], list[str]]:
