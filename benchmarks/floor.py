@@ -18,6 +18,7 @@ said. The floor of a row is measured in the same process: a bare loop (chains.py
 
 import argparse
 import csv
+import importlib.util
 import os
 import signal
 import subprocess
@@ -205,7 +206,18 @@ def tests(machine: Machine, sizes: Sizes) -> list[Row]:
     """The tests that need a GPU, those of recorded steps first; on a CPU all of them are skipped."""
     files = ["tests/test_cuda_captured.py", "tests/test_cuda.py"]
     started = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "--tb=short",
+        "--show-capture=no",
+        "-p",
+        "no:cacheprovider",
+        *files,
+    ]
+    command += ["-n", "4"] if importlib.util.find_spec("xdist") else []
     lines = []
     with subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None

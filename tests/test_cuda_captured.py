@@ -1,6 +1,7 @@
 """On a GPU: recorded steps are the steps that they replace, they can be killed, and what cannot be recorded says so."""
 
 import csv
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,45 @@ def test_what_cannot_be_recorded_is_said_and_done_all_the_same() -> None:
     dropout = caveat.DeepEnsemble(members=2, training=Training(epochs=2))
     said = fitted(dropout, task(network(nn.Dropout(0.5)))).info.warnings
     assert any("random numbers of its own" in warning for warning in said)
+
+
+def test_a_recording_that_cuda_refuses_leaves_random_numbers_usable() -> None:
+    rng, same = (torch.Generator("cuda").manual_seed(5) for _ in range(2))
+    before, torchs_own = rng.get_state(), torch.cuda.get_rng_state()
+
+    def step() -> None:
+        torch.randn(3, device="cuda", generator=rng)
+        torch.randn(3, device="cuda")
+        torch.cuda.synchronize()  # which no look at the steps before the recording finds
+
+    with pytest.raises(captured_steps.CaptureError, match="CUDA does not record a step"):
+        captured_steps._record(step, [rng])
+    rng.set_state(before)
+    draw, own = torch.randn(3, device="cuda", generator=rng), torch.randn(3, device="cuda")
+    assert torch.equal(draw, torch.randn(3, device="cuda", generator=same))
+    torch.cuda.set_rng_state(torchs_own)
+    assert torch.equal(own, torch.randn(3, device="cuda"))
+    captured_steps._record(lambda: torch.randn(3, device="cuda", generator=rng).add_(1), [rng])()
+
+
+def test_graphs_that_wait_to_be_freed_do_not_end_a_recording() -> None:
+    x = torch.zeros(3, device="cuda")
+    gc.disable()
+    try:
+        for _ in range(5):
+            cycle: list[Any] = [captured_steps._record(lambda: x.add_(1), [])]
+            cycle.append(cycle)
+            del cycle
+    finally:
+        gc.enable()
+
+    def step() -> None:
+        kept = [[] for _ in range(20_000)]  # enough for Python to look for what can be freed
+        x.add_(len(kept))
+
+    captured_steps._record(step, [])()
+    torch.cuda.synchronize()
+    assert x.tolist() == [20_000.0] * 3
 
 
 def test_bench_cells_of_several_seeds_train_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

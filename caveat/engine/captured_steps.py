@@ -10,8 +10,10 @@ come from a generator of its own that the graph advances as the same step does w
 that is not recorded are the same step.
 """
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -84,16 +86,38 @@ def _record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> 
     for generator in generators:
         graph.register_generator_state(generator)
     try:
-        with torch.cuda.graph(graph):
+        with _no_collection(), torch.cuda.graph(graph):
             step()
         torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         torch.cuda.set_stream(here)  # a recording that fails may leave its own as the present one
+        for generator in (*generators, torch.cuda.default_generators[here.device_index]):
+            _forget_recording(generator)
         why = str(error).strip().partition("\n")[0]
         raise CaptureError(f"CUDA does not record a step of this network ({why})") from error
     return graph.replay
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """For a recording, which ends in failure if Python frees another fit's graphs meanwhile: they are freed before."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _forget_recording(generator: torch.Generator) -> None:
+    """Have a generator draw again after a recording that failed, which it would take itself to be part of for ever."""
+    other = torch.Generator(generator.device)
+    other.set_state(generator.get_state())
+    generator.graphsafe_set_state(other.graphsafe_get_state())
 
 
 def _branches(steps: Sequence[Callable[[], None]], device: torch.device) -> Callable[[], None]:

@@ -26,6 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # What torch warns of in work of its own, which nobody who fits a network can mend: how messages begin, and who says it.
 _OWN_WARNINGS = (
     (r"Synchronization debug mode is a prototype", r"torch\.cuda"),
+    (r"The CUDA Graph is empty", r"torch\.cuda"),  # the first of a compiled step, which takes memory for the others
     (r"\s*Online softmax is disabled on the fly", r"torch\._inductor"),
     (r"The \.grad attribute of a Tensor that is not a leaf", r"torch\._(dynamo|subclasses|functorch)"),
     (r"<class 'torch\.autograd\.function\.Function'> should not be instantiated", r"torch\._dynamo"),

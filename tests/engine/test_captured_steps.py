@@ -1,5 +1,6 @@
 """Recorded steps, on a CPU by recordings that behave as CUDA graphs do: the same chains and networks, killed or not."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,37 @@ def test_a_killed_recorded_chain_is_the_same_bit_for_bit(
             fitted(CHAINS[which], problem, folder=tmp_path / "p")
     monkeypatch.setattr(Run, "checkpoint", checkpoint)
     assert_same(whole, fitted(CHAINS[which], problem, folder=tmp_path / "p"))
+
+
+def test_nothing_is_freed_while_a_step_is_recorded() -> None:
+    freed: list[str] = []
+
+    def waits_to_be_freed(name: str) -> None:
+        class Graph:
+            def __del__(self) -> None:
+                freed.append(name)
+
+        graph: Any = Graph()
+        graph.itself = graph
+
+    gc.disable()
+    waits_to_be_freed("before")
+    gc.enable()
+    with captured_steps._no_collection():
+        assert freed == ["before"]
+        waits_to_be_freed("within")
+        assert [[] for _ in range(20_000)]  # enough for Python to look for what can be freed
+        assert freed == ["before"]
+    assert gc.isenabled()
+    gc.collect()
+    assert freed == ["before", "within"]
+    gc.disable()
+    try:
+        with captured_steps._no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_steps_over_weighted_classes_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

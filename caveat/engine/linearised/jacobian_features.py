@@ -94,8 +94,7 @@ class NetworkFeatures:
         wanted = max(1, numbers // (8 * each), min(enough, numbers // each))
         kept = 3 * facts.activations  # by a pass of autograd's, the one back, and that of the products
         self.most_rows = max(1, min(self.most_rows, _PASS_NUMBERS[self.device.type] // kept))
-        self.untraced = f"{self.rows} rows are few" if self.rows <= FEW_ROWS else ""  # why no program is asked for
-        self.padded = padded
+        self.traced, self.padded = self.rows > FEW_ROWS, padded
         self.block_rows = block_rows or min(wanted, self.most_rows)
         self.norm = torch.cat([params[name].flatten() for name in self.names]).norm().clamp_min(1e-30)
         self.at_once = max(1, 2 * numbers // (self.block_rows * each))  # vectors
@@ -114,7 +113,7 @@ class NetworkFeatures:
 
     def products(self, x: Inputs) -> Products:
         """The way to products for rows of this shape."""
-        traced = not self.untraced and count_rows(x) > FEW_ROWS
+        traced = self.traced and count_rows(x) > FEW_ROWS
         return self._programs.products(self.general, self.params, x) if traced else self.general
 
     def filled(self, rows: int) -> int:
@@ -126,8 +125,8 @@ class NetworkFeatures:
         """Which products ran, and why; for `info`."""
         general, programs = f"autograd: {self.general.facts.way}", self._programs
         took = f" (traced in {programs.seconds:.0f} s)" if programs.seconds > LONG_SECONDS else ""
-        if self.untraced:
-            return {"products": general, "why": self.untraced}
+        if not self.traced:
+            return {"products": general, "why": f"{self.rows} rows are few"}
         if programs.why_not:
             return {"products": general, "why": programs.why_not + took}
         if programs.full:

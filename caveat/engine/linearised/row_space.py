@@ -23,11 +23,11 @@ from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.held_features import PRODUCTS, HeldFeatures
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.linearised_network import NetworkModel
-from caveat.engine.row_gradients import Jacobian, Plans, add_products, mirror, one_hot, sums_in_float32
+from caveat.engine.row_gradients import Jacobian, Plans, add_products, evenly, mirror, one_hot, sums_in_float32
 
 __all__ = ["in_row_space", "outer_products", "row_space_pays"]
 
-_SLICE_BYTES = {"cpu": 2**30, "cuda": 2**35}
+_SLICE_BYTES = {"cpu": 2**30, "cuda": 2**36}
 _MATRICES = 8  # of this side, in float64, that are held at a time
 _FASTER = {"cpu": 1, "cuda": 4}  # products of large matrices than passes through a network
 _FACTORS = 10  # of the matrix under different priors
@@ -61,22 +61,23 @@ def outer_products(
     total = torch.zeros(n * m, n * m, dtype=features.dtype, device=device)
     room = _SLICE_BYTES[device.type]
     if device.type == "cuda":
-        room = min(room, (free_bytes(device) or room) // 3)
+        room = min(room, (free_bytes(device) or room) // 2)
     slices = math.ceil(n * m * d * dtype.itemsize / room)
     network, plans = features.network.restricted(features.names), Plans()
     few, _ = next(features.data.batches([torch.arange(min(3, n))], device))
     for index in torch.arange(d).split(math.ceil(d / slices)):
         jacobian = Jacobian(network, features.params, few, index, bfloat16=features.float16, plans=plans)
-        units = None if scale is None else scale[index.to(scale.device)]
-        part = torch.empty(n, m, len(index), dtype=dtype, device=device)
-        order = list(torch.arange(n).split(jacobian.rows_at_once(columns=2)))
+        part = torch.zeros(n, m, len(index), dtype=dtype, device=device)
+        order = list(torch.arange(n).split(evenly(n, jacobian.rows_at_once(columns=1))))
         for rows, (x, _) in zip(order, features.data.batches(order, device), strict=True):
-            row_pass, place = jacobian.at(x), slice(int(rows[0]), int(rows[-1]) + 1)
+            row_pass, mine = jacobian.at(x), part[int(rows[0]) : int(rows[-1]) + 1]
             for output, v in enumerate(one_hot(row_pass.outputs)):
-                columns = row_pass.columns(v)
-                part[place, output] = (columns if units is None else columns * units).to(dtype)
+                row_pass.add_columns(v, mine[:, output])
+        if scale is not None:
+            part *= scale[index.to(device)]
         flat = part.flatten(0, 1).T
         add_products(total, [(flat, flat)])
+        del part, flat  # before the next is made: two would be held at once
         if counted is not None:
             counted(int(index[-1]) + 1, d)
     mirror(total)

@@ -239,8 +239,7 @@ def linearise(
         linear = replace(linear, scale=_units(linear, part))
         run.absorb(part)
     if exact and not why and precisions == 1 and row_space_pays(features, flops):
-        part, side = run.child("matrix"), features.rows * features.outputs
-        features.untraced = f"{side:,} rows x outputs are few: a matrix over them takes the place of most products"
+        part = run.child("matrix")
         with part.counting("weight") as counted:
             gram = outer_products(features, linear.scale, counted)
         linear = replace(linear, by_rows=in_row_space(linear, gram))

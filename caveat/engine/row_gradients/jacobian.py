@@ -15,6 +15,7 @@ Where the chosen weights are all of a linear layer, f = W phi + b, that makes th
 gradient is phi (`row_pass.features()`), and products with J are products with phi, cheaper by the number of outputs.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -161,14 +162,16 @@ class RowPass:
         """v^T J of the chosen weights for each row, [B, S]; in bfloat16 where the passes are."""
         dtype = torch.bfloat16 if self.jacobian.bfloat16 else self.outputs.dtype
         columns = torch.zeros(len(self.outputs), self.jacobian.size, dtype=dtype, device=self.outputs.device)
-        self._add_columns(v, columns)
+        self.add_columns(v, columns)
         return columns
 
-    def _add_columns(self, v: Tensor, total: Tensor) -> None:
+    def add_columns(self, v: Tensor, total: Tensor) -> None:
+        """Add v^T J of the chosen weights for each row to [B, S], whose type products of matrices have, too."""
         gradients, pieces = self.gradients(v), self.jacobian.pieces
         for use, point in self.passed.uses if len(self.outputs) else ():
             place, entries = pieces[use.name]
-            total[:, place].add_(use.columns(gradients[point], entries))  # += would copy the sum onto itself
+            g = gradients[point].to(total.dtype) if isinstance(use, ProductUse) else gradients[point]
+            total[:, place].add_(use.columns(g, entries))  # += would copy the sum onto itself
 
     def rows(self) -> Tensor:
         """J itself, the outputs of a row flattened, [B, D, S]; made once."""
@@ -176,7 +179,7 @@ class RowPass:
             d = self.outputs.shape[1:].numel()  # may be another than the plan's: longer sequences
             self._rows = self.outputs.new_zeros(len(self.outputs), d, self.jacobian.size)
             for i, v in enumerate(one_hot(self.outputs)):
-                self._add_columns(v, self._rows[:, i])
+                self.add_columns(v, self._rows[:, i])
         return self._rows
 
     def of_outputs(self, chosen: Tensor) -> "RowPass":
@@ -291,8 +294,10 @@ class RowPass:
             for gradients in per_cotangent
         ]
         for pieces in zip(*by_cotangent, strict=True):
-            sums = [sum(block.reshape(len(block), -1) for _, block in same) for same in pieces]
-            yield pieces[0][0][0], torch.stack(sums, 1)
+            sums = [
+                functools.reduce(torch.add, (block.reshape(len(block), -1) for _, block in same)) for same in pieces
+            ]
+            yield pieces[0][0][0], sums[0].unsqueeze(1) if len(sums) == 1 else torch.stack(sums, 1)
 
 
 def evenly(rows: int, most: int) -> int:

@@ -103,7 +103,7 @@ class ProductUse(Use):
         for start in range(0, len(g), step):
             part = slice(start, start + step)
             whole = g[part][:, split.used] @ self.patches(part, g.dtype).transpose(1, 2)  # [n, used, K]
-            pieces.append(whole.flatten(1)[:, split.place])
+            pieces.append(whole.flatten(1) if split.place is None else whole.flatten(1)[:, split.place])
         return _joined(pieces, 0)
 
     def _from_gathered(self, g: Tensor, split: Split) -> Tensor:

@@ -136,8 +136,10 @@ class ChosenEntries:
             inside = (row >= 0) & (row < outputs)
             mine = None if bool(inside.all()) else inside
             row, k = (row, k) if mine is None else (row[mine], k[mine])
-            used, place = row.unique(return_inverse=True)
-            self._found[key] = Split(mine, row, k, used, place * width + k)
+            used, number = row.unique(return_inverse=True)
+            place = number * width + k
+            every = len(place) == len(used) * width and bool((place[1:] > place[:-1]).all())
+            self._found[key] = Split(mine, row, k, used, None if every else place)
         return self._found[key]
 
 
@@ -149,7 +151,7 @@ class Split:
     row: Tensor
     k: Tensor  # the place in the row
     used: Tensor  # the rows that have entries
-    place: Tensor  # of each entry among the numbers of those rows
+    place: Tensor | None  # of each entry among the numbers of those rows; None where they are all of them, in order
 
 
 class NotRowsError(Exception):
