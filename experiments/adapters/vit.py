@@ -137,7 +137,9 @@ def methods(tiny: bool, rows: int) -> dict[str, Any]:
         "map, temperature": caveat.MAP(temperature=True, training=Training(epochs=0)),
         "ensemble of 5": caveat.Ensemble(members=5, training=training),
         "mc dropout": caveat.MCDropout(training=training),
-        "swag": caveat.SWAG(rank=2 if tiny else 20, training=Training(epochs=3 if tiny else max(20, epochs))),
+        "swag": caveat.SWAG(
+            rank=2 if tiny else 20, training=Training(epochs=3 if tiny else max(20, epochs), learning_rate=0.01)
+        ),
         "laplace, kronecker": caveat.Laplace(),
         "laplace, diagonal": caveat.Laplace(structure="diagonal"),
         "ensemble of 5, laplace": caveat.Ensemble(of=caveat.Laplace(), members=5, training=training),
