@@ -124,12 +124,14 @@ class Bare:
 
 def rates(problem: caveat.Task, method: Callable[[int], caveat.Method], few: int, more: int) -> tuple[float, float]:
     """Seconds of one epoch, and of what is not epochs, from two fits of different length."""
-    seconds = []
+    seconds, together = [], []
     for epochs in (few, few, more):  # the first one compiles
         started = time.perf_counter()
-        caveat.fit(problem, method(epochs), device="cuda", progress=False)
+        posterior = caveat.fit(problem, method(epochs), device="cuda", progress=False)
+        together.append(posterior.info.diagnostics.get("chains_at_a_time"))
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
+    print(f"seconds of fits of {few}, {few} and {more} epochs: {seconds}; at a time: {together}", flush=True)
     epoch = (seconds[2] - seconds[1]) / (more - few)
     return epoch, seconds[0] - few * epoch
 

@@ -217,7 +217,7 @@ def tests(machine: Machine, sizes: Sizes) -> list[Row]:
         "no:cacheprovider",
         *files,
     ]
-    command += ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    command += ["-p", "no:benchmark", "-n", "4"] if importlib.util.find_spec("xdist") else []
     lines = []
     with subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None

@@ -30,7 +30,7 @@ from caveat.batches import (
 )
 from caveat.randomness import seeded
 
-__all__ = ["Batch", "Data", "Rows", "evenly_spread", "without_targets"]
+__all__ = ["Batch", "Data", "Rows", "evenly_spread", "free_of_gpu", "without_targets"]
 
 Batch = tuple[Inputs, Tensor]
 Data = DataLoader | Dataset | tuple[Tensor, Tensor]
@@ -194,7 +194,7 @@ class Rows:
         if not self.in_memory or device.type != "cuda":
             return self
         needed = sum(t.numel() * t.element_size() for t in self.dataset.tensors)
-        if needed > torch.cuda.mem_get_info(device)[0] // 4:
+        if needed > free_of_gpu(device) // 4:
             return self
         moved = self.part(torch.arange(len(self)))
         moved.dataset = TensorDataset(*(t.to(device) for t in self.dataset.tensors))
@@ -216,6 +216,12 @@ class Rows:
 def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
     """The rows of a tensor: quicker than by brackets, which take an index from another device as well."""
     return tensor.index_select(0, rows) if tensor.device == rows.device else tensor[rows]
+
+
+def free_of_gpu(device: torch.device) -> int:
+    """How many bytes tensors can still take on a GPU: what is free, and what torch keeps of tensors that are gone."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def evenly_spread(n: int, count: int) -> Tensor:

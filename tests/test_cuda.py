@@ -1,6 +1,7 @@
 """On a GPU: every method fits, predicts what a CPU predicts from the same state, saves and loads."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,13 +68,15 @@ def test_fast_training_gives_about_the_same(compiled: bool) -> None:
 
 def test_compiled_variational_training_is_a_graph_that_goes_on_learning() -> None:
     problem = task()
-    fast = Training(epochs=30, batch_size=51, precision="bfloat16", channels_last=True, compile=True)
+    fast = Training(
+        epochs=60, batch_size=51, learning_rate=0.01, precision="bfloat16", channels_last=True, compile=True
+    )
     for structure in ("unstructured", "channel"):
         method = caveat.SSVI(density=0.4, structure=structure, interval=10, kl_weight=0.1, training=fast)
         posterior = caveat.fit(problem, method, device="cuda", progress=False)
-        assert posterior.info.diagnostics["exchanges"] > 5
+        assert posterior.info.diagnostics["exchanges"] > 10
         scores = caveat.evaluate(posterior, {"clean": problem.train.everything()}, progress=False)
-        assert scores["clean"]["accuracy"].mean > 0.6
+        assert scores["clean"]["accuracy"].mean > 0.75  # .85 and more without compiling, on a CPU, three seeds
 
 
 def test_resumes_on_the_gpu_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

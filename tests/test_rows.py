@@ -16,7 +16,8 @@ from torch.utils.data import (
 import caveat
 from caveat import rows as rows_module
 from caveat.batches import tensors
-from caveat.rows import Rows
+from caveat.engine import cost
+from caveat.rows import Rows, free_of_gpu
 from tests.task_data import Augmented, Lazy, N, Named, Stream, as_dict, data, every_kind, task
 
 
@@ -278,3 +279,10 @@ def test_in_memory_inputs_are_looked_at_once() -> None:
     assert made.train.known_finite
     assert made.validation.known_finite
     assert not task(Lazy()).train.known_finite
+
+
+def test_what_torch_keeps_of_a_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 80)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    assert free_of_gpu(torch.device("cuda")) == cost.free_bytes(torch.device("cuda")) == 60

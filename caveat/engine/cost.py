@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from caveat.batches import Inputs
 from caveat.network import Network, Params
+from caveat.rows import free_of_gpu
 
 __all__ = [
     "FlopCounter",
@@ -53,7 +54,7 @@ def peak_bytes(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int | None:
     """How many bytes can still be allocated, or None where the system does not say."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return free_of_gpu(device)
     return _kilobytes("/proc/meminfo", "MemAvailable:")
 
 

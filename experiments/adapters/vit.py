@@ -81,7 +81,7 @@ def pretrained(given: argparse.Namespace) -> dict[str, Tensor] | None:
         caveat.fit(task, caveat.MAP(training=training), device=given.device, folder=folder)
         if late(given):
             return None
-    point = caveat.load(folder, module)
+    point = caveat.load(folder, module, device=given.device)
     if not (given.folder / "base.txt").exists():
         rows = images("cifar100", given).test.tensors
         found = scores(predicted(point, rows[0][: given.test_rows], 1)[0], rows[1][: given.test_rows])

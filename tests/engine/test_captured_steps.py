@@ -31,7 +31,9 @@ def test_recorded_chains_are_the_chains(which: str, growth: float, monkeypatch: 
     problem = task(augment=rotated) if which == "augmented" else task()
     plain = fitted(CHAINS[which], problem)
     lanes = record_on_the_cpu(monkeypatch, growth)
-    assert_same(plain, fitted(CHAINS[which], problem))
+    recorded = fitted(CHAINS[which], problem)
+    assert_same(plain, recorded)
+    assert recorded.info.diagnostics["chains_at_a_time"] in lanes
     assert set(lanes) == {CHAINS[which].chains if growth == 1 else 1}
 
 

@@ -329,7 +329,8 @@ class LangevinSampler:
         largest = float(self.chains.everyones(torch.cat(self.chains.each(share))).max())
         rates = (self.chains.everyones(self.search.step_size) * self.task.n).tolist()
         self.run.warnings.extend(warnings_of_steps(largest, max(rates), given=self.search.given is not None))
-        return {"epochs": self.plan.epochs, "learning_rate": rates, "share_of_stable_step": largest}
+        found = {"epochs": self.plan.epochs, "learning_rate": rates, "share_of_stable_step": largest}
+        return found if self._captured is None else found | {"chains_at_a_time": self._captured.side_by_side}
 
 
 def _normal_like(like: Tensor, rng: torch.Generator) -> Tensor:

@@ -27,7 +27,7 @@ WORTH_A_WORD = 0.05  # nats a row
 
 def gain_left(task: Task, network: Network, params: Params) -> float:
     """What the best step along the gradient gains of the log joint, in nats a row; 0 if none gains anything."""
-    rows = task.train.some(ROWS)
+    rows = task.train.some(ROWS).on(network.device)
     weights = {name: params[name].detach().clone().requires_grad_() for name in network.names}
 
     def value(moved: Params) -> float:
