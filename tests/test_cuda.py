@@ -1,7 +1,6 @@
 """On a GPU: every method fits, predicts what a CPU predicts from the same state, saves and loads."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch

@@ -426,3 +426,17 @@ def test_the_service_and_its_latency() -> None:
         what = f"`{row['method']}`, {row['draws']} {'members' if row['method'] == 'DeepEnsemble' else 'draws'}"
         times = [f"{row[name]} ms" for name in ("p50_ms", "p99_ms")]
         assert line(what, f"{int(row['requests_a_second']):,}", *times, row["rows_a_pass"], row["errors"]) in page
+
+
+def test_how_far_work_on_a_gpu_is_from_the_floor() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    rows = read("benchmarks/floor.csv")
+    for row in rows:
+        here, floor = (float(row[name]) for name in ("here", "floor"))
+        digits = 0 if here > 1000 else 3 if here < 1 else 2 if here < 5 else 1
+        assert line(row["work"], f"{here:,.{digits}f}", f"{floor:,.{digits}f}") in page
+    rate = {row["work"]: f"{float(row['here']):,.0f}" for row in rows if row["part"] == "sgmcmc"}
+    few, many = (f"{round(float(rate[work].replace(',', '')), -3):,.0f}" for work in rate)
+    sentence = f"ResNet-20-FRN makes {few} chain-images a second on an H200 in batches of 80 with eight chains"
+    assert sentence in words("methods/sgmcmc.md")
+    assert f"and {many} in batches of 500 with four" in words("methods/sgmcmc.md")
