@@ -4,8 +4,8 @@
     python experiments/adapters/pages.py --check    # says which of them are not those of the csv files
 
 A part stands between `<!-- NAME -->` and `<!-- end -->`. Numbers are means over seeds with standard errors; a method is
-called better or worse than the point where the mean of the differences, seed by seed, is more than twice its standard
-error from zero, which is asked of three seeds or more.
+called better or worse than the tempered point where the 95% interval of the mean difference (Student's t over the
+differences, seed by seed) leaves zero out, which is asked of three seeds or more.
 """
 
 import argparse
@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from caveat.evaluate.comparison.crossed_intervals import student_quantile
 
 HERE = Path(__file__).resolve().parent
 PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "adapters.md")
@@ -46,7 +48,14 @@ LANGUAGE = (
     Column("fit, s", "test", "fit_seconds", 0),
     Column("stored MB", "test", "stored_mb", 2),
 )
-NLL, JOINT, UNSEEN, COSTS = LANGUAGE[1], LANGUAGE[3], LANGUAGE[5], LANGUAGE[-2:]
+NLL, ECE, JOINT, COSTS = LANGUAGE[1], LANGUAGE[2], LANGUAGE[3], LANGUAGE[-2:]
+MEASURES = (
+    ("NLL of single rows", NLL),
+    ("ECE of single rows", ECE),
+    ("NLL with 60% of words left out", LANGUAGE[4]),
+    ("NLL on modules that training has not seen", LANGUAGE[5]),
+    ("NLL of ten labels of two rows together", JOINT),
+)
 STRANGERS = ("cifar100", "mnist", "svhn")
 Scores = dict[str, dict[str, float]]  # method -> seed -> score
 
@@ -88,8 +97,8 @@ def table(lines: list[dict[str, str]], columns: tuple[Column, ...]) -> str:
     return "\n".join(rows)
 
 
-def verdicts(found: Scores, point: str = POINT) -> dict[str, list[str]]:
-    """Methods by whether their score is lower than the point's, higher, or cannot be told from it."""
+def verdicts(found: Scores, point: str = TEMPERED) -> dict[str, list[str]]:
+    """Methods by whether their score is lower than the tempered point's, higher, or cannot be told from it."""
     sides: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": [], FEW: []}
     beside = found.get(point, {})
     for method, seeds in found.items():
@@ -98,7 +107,7 @@ def verdicts(found: Scores, point: str = POINT) -> dict[str, list[str]]:
         differences = [value - beside[seed] for seed, value in seeds.items() if seed in beside]
         if len(differences) < ENOUGH:
             side = FEW
-        elif abs(mean := statistics.mean(differences)) <= 2 * _error(differences):
+        elif abs(mean := statistics.mean(differences)) <= student_quantile(len(differences) - 1) * _error(differences):
             side = "not told apart"
         else:
             side = "better" if mean < 0 else "worse"
@@ -112,13 +121,13 @@ def language_table() -> str:
 
 
 def language_verdicts() -> str:
-    """What can be told apart, and what was not run often enough to be."""
+    """What can be told from the tempered point, by measure, and what was not run often enough to be."""
     lines = read("language.csv")
-    said = [f"Differences of NLL to the point, in nats a label, where {ENOUGH} seeds or more have both:", ""]
-    for what, column in (("Single rows", NLL), ("Modules that training has not seen", UNSEEN), ("Two rows", JOINT)):
+    said = [f"Differences to the tempered point, of methods that have {ENOUGH} seeds or more in common with it:", ""]
+    for what, column in MEASURES:
         sides = verdicts(scores(lines, column))
         parts = [f"{side}: {', '.join(methods)}" for side, methods in sides.items() if methods and side != FEW]
-        said.append(f"- **{what}**{', ten labels together' * (column is JOINT)}. {'. '.join(parts) or 'No method'}.")
+        said.append(f"- **{what}**. {'. '.join(parts) or 'No method'}.")
     if few := verdicts(scores(lines, NLL))[FEW]:
         names = ", ".join(name.partition(" (")[0] for name in few)
         said.append(f"- Run with fewer seeds, so that nothing is said of them: {names}.")
@@ -126,20 +135,16 @@ def language_verdicts() -> str:
 
 
 def language_in_short() -> str:
-    """The same in two sentences."""
+    """In plain words: which posteriors are ahead of the tempered point, and in what."""
     lines = read("language.csv")
-    common = set.intersection(*(set(seeds) for seeds in scores(lines, NLL).values()))  # means over others say nothing
-    single, joint = (
-        {method: statistics.mean(seeds[seed] for seed in common) for method, seeds in scores(lines, column).items()}
-        for column in (NLL, JOINT)
-    )
-    seeds = f"{len(common)} seed{'s' * (len(common) > 1)}"
-    best, together = min(single, key=lambda name: single[name]), min(joint, key=lambda name: joint[name])
-    return (
-        f"Of {len(single)} methods ({seeds} each), {best} has the lowest NLL on single rows ({single[best]:.2f}; the "
-        f"point {single[POINT]:.2f}, with a temperature {single['map, temperature']:.2f}), and {together} on ten "
-        f"labels of two rows together ({joint[together]:.2f} a label; the point {joint[POINT]:.2f})."
-    )
+    count = len(scores(lines, NLL)[TEMPERED])
+    said = [f"Over {count} seeds, ahead of the tempered point by more than chance:", ""]
+    for what, column in MEASURES:
+        found = scores(lines, column)
+        ahead = verdicts(found)["better"]
+        lowest = min(found, key=lambda name: statistics.mean(found[name].values()))
+        said.append(f"- {what}: {', '.join(ahead) or f'**none**; the lowest mean is that of {lowest}'}.")
+    return "\n".join(said)
 
 
 def vit_state() -> str:
@@ -170,7 +175,7 @@ def _under_shift(lines: list[dict[str, str]]) -> str:
         for method, seeds in each[0].items()
         if method != POINT
     }
-    sides = verdicts(mean, TEMPERED)
+    sides = verdicts(mean)
     said = [f"{side}: {', '.join(methods)}" for side, methods in sides.items() if methods]
     ahead = "some posteriors are ahead of the tempered point"
     if not sides["better"]:
