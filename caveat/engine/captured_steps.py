@@ -3,7 +3,7 @@
 A step of a small network is hundreds of operations of a few microseconds, and telling the GPU of each takes longer than
 the operation. A CUDA graph holds them all: its replay is one call. The steps of several lanes (a chain, a member of an
 ensemble) are parallel branches of one graph, so that they fill a GPU that one of them leaves half empty. How many lanes
-a graph has is measured: lanes are added while each replay still makes more steps a second.
+a graph has is measured.
 
 A lane's rows are resident on the GPU, and each epoch's order of them is sent there at once. A lane's random numbers
 come from a generator of its own that the graph advances as the same step does without one, so a recorded step and one
@@ -29,6 +29,7 @@ __all__ = ["CaptureError", "CapturedSteps", "Lane", "are_resident", "captured"]
 WARM_UP = 3  # rounds before a recording, in which libraries choose their kernels and take their memory
 TIMED, TIMES = 8, 3  # replays that are timed, the quickest of so many times
 GAIN = 1.05  # by which more lanes must be faster
+HOPELESS = 0.7  # of the best speed: still more lanes are not tried
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class _Recording:
                 replay()
 
     def lanes_that_pay(self) -> int:
-        """How many lanes a graph should have: twice as many as long as that makes more steps a second."""
+        """How many lanes a graph should have: 1, 2, 4 and so on are tried, and more must make more steps a second."""
         count, best, paying, size = len(self._lanes), 0.0, 1, 1
         while count > 1:
             try:
@@ -242,10 +243,9 @@ class _Recording:
                 if size == 1:
                     raise
                 break
-            if speed < GAIN * best:
-                break
-            best, paying = speed, size
-            if size == count:
+            if speed >= GAIN * best:
+                best, paying = speed, size
+            if size == count or speed < HOPELESS * best:
                 break
             size = min(2 * size, count)
         return paying

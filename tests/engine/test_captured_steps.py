@@ -236,3 +236,29 @@ def test_a_step_that_is_not_recorded_after_all_leaves_the_chains_where_they_were
     said = fitted(CHAINS[which])
     assert any("not permitted" in warning for warning in said.info.warnings)
     assert_same(plain, said)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "paying", "tried"),
+    [
+        ([100, 90, 150, 210], 8, 4),  # one measurement was unlucky
+        ([100, 190, 195, 197], 2, 4),  # five in a hundred is no gain
+        ([100, 60], 1, 2),  # nothing is to be hoped for
+        ([100, torch.OutOfMemoryError()], 1, 2),
+    ],
+)
+def test_as_many_lanes_as_pay(speeds: list[Any], paying: int, tried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = list(speeds)
+
+    def speed(self: Any, which: range) -> float:
+        assert which == range(2 ** (len(speeds) - len(left)))
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return float(found)
+
+    monkeypatch.setattr(captured_steps._Recording, "_speed", speed)
+    recording = object.__new__(captured_steps._Recording)
+    recording._lanes = [None] * 8  # type: ignore[list-item]
+    assert recording.lanes_that_pay() == paying
+    assert len(speeds) - len(left) == tried
