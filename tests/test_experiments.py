@@ -3,6 +3,7 @@
 import ast
 import csv
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -433,6 +434,21 @@ def test_docstrings_are_told_apart_by_family_without_a_row_in_two_places(script:
     assert not torch.equal(text.train[0]["input_ids"], others.train[0]["input_ids"])
     shorter = text.dropped[0.6][0]["attention_mask"].sum(1) <= text.test[0]["attention_mask"].sum(1)
     assert float(shorter.double().mean()) == 1
+
+
+def test_docstrings_are_the_same_whatever_else_has_been_imported(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docstrings = script("adapters/docstrings.py")
+
+    def added() -> None:
+        """Eight words and more that another package has put into a class of logging."""
+
+    before = docstrings.texts("logging")
+    assert len(before) > 50
+    added.__module__ = "transformers.utils.logging"
+    monkeypatch.setattr(logging.Logger, "warning_once_more", added, raising=False)
+    assert docstrings.texts("logging") == before
 
 
 def test_adapters_are_tuned_in_as_many_steps_whatever_the_rows(script: Callable[[str], ModuleType]) -> None:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import random
 import re
+import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
@@ -57,8 +58,13 @@ def texts(module: str) -> list[str]:
         public = [value for name, value in sorted(vars(found).items()) if not name.startswith("_")]
         own = [value for value in public if _package(getattr(value, "__module__", module)) == _package(module)]
         methods = [m for value in own if inspect.isclass(value) for n, m in sorted(vars(value).items()) if n[0] != "_"]
-        documented = [inspect.getdoc(value) for value in own + methods if callable(value)]
+        documented = [inspect.getdoc(value) for value in own + methods if callable(value) and _is_pythons(value)]
     return list(dict.fromkeys(text for text in documented if text and len(text.split()) >= 8))
+
+
+def _is_pythons(value: object) -> bool:
+    """Not what another package puts into a class of the standard library when it is imported."""
+    return (getattr(value, "__module__", None) or "builtins").split(".")[0] in sys.stdlib_module_names
 
 
 def _package(module: object) -> str:
