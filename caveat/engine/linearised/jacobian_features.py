@@ -21,7 +21,7 @@ from caveat.batches import Inputs, count_rows, map_tensors
 from caveat.engine.cost import free_bytes
 from caveat.engine.linear_model import NoisePrecision, apply_factor
 from caveat.engine.linearised.rows_alone import facts_of_rows
-from caveat.engine.row_gradients import Jacobian, Plans
+from caveat.engine.row_gradients import Jacobian, Plans, sums_in_float32
 from caveat.engine.tangents import AutogradProducts, Products, Programs, structure
 from caveat.engine.torch_settings import refuse_inference_mode
 from caveat.network import Network, Params
@@ -134,17 +134,18 @@ class NetworkFeatures:
         return {"products": "a traced program", "why": "it is the same list of operations for all rows" + took}
 
     def curvature_diagonal(self, noise: NoisePrecision, counted: Callable[[int, int], None] | None = None) -> Tensor:
-        """The diagonal of sum_i J_i^T B_i J_i, exact, [d]; `counted` hears of rows so far, of how many."""
+        """The diagonal of sum_i J_i^T B_i J_i, by all outputs, [d]; `counted` hears of rows so far, of how many."""
         x, _ = next(self.data.batches([torch.arange(min(3, self.rows))], self.device))
         network = self.network.restricted(self.names)
         jacobian = Jacobian(network, self.params, x, bfloat16=self.float16, plans=self._plans)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        products = torch.bfloat16 if self.dtype == torch.float32 and sums_in_float32(self.device) else None
         for block in self.blocks(torch.arange(self.rows).split(min(jacobian.rows_at_once(), self.most_rows))):
             factor = noise.factor(block)
             row_pass = jacobian.at(block.x)
             for unit in torch.eye(noise.width, dtype=factor.dtype, device=factor.device):
                 v = apply_factor(factor, unit.expand(1, len(factor), -1))[0]
-                squares = row_pass.squares(v.reshape(row_pass.outputs.shape).contiguous())
+                squares = row_pass.squares(v.reshape(row_pass.outputs.shape).contiguous(), dtype=products)
                 total += torch.cat([squares[name].flatten() for name in self.names])
             if counted is not None:
                 counted(int(block.index[-1]) + 1, self.rows)

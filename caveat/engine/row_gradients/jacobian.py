@@ -16,7 +16,7 @@ gradient is phi (`row_pass.features()`), and products with J are products with p
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -206,19 +206,25 @@ class RowPass:
         blocks = matrix.to(phi.dtype)[order.T]  # [I, D, m]
         return (phi @ blocks.flatten(1)).unflatten(1, blocks.shape[1:])
 
-    def squares(self, v: Tensor, names: Iterable[str] | None = None) -> Params:
-        """The sum over rows of (v^T J)^2 for every weight of the parameters named, each of the parameter's shape."""
+    def squares(self, v: Tensor, names: Iterable[str] | None = None, dtype: torch.dtype | None = None) -> Params:
+        """The sum over rows of (v^T J)^2 for every weight of the parameters named, each of the parameter's shape.
+
+        Products of matrices are made in `dtype`, that of the passes unless given.
+        """
         gradients = self.gradients(v)
         wanted = self.jacobian.pieces if names is None else names
         squares = {name: torch.zeros_like(self.jacobian.params[name]) for name in wanted}
         for name, places in self.by_name().items():
             if name not in squares or not len(v):
                 continue
-            if len(places) == 1 and (quick := _one_position(*places[0], gradients)) is not None:
+            at = {point: gradients[point] for _, point in places}
+            if dtype is not None and all(isinstance(use, ProductUse) for use, _ in places):
+                at = {point: g.to(dtype) for point, g in at.items()}
+            if len(places) == 1 and (quick := _one_position(*places[0], at)) is not None:
                 total = quick
             else:
                 total = torch.zeros((), device=v.device)
-                for _, block in self._summed(name, places, [gradients]):
+                for _, block in self._summed(name, places, [at]):
                     wide = block.float() if block.dtype == torch.bfloat16 else block
                     total = total + wide.square().sum((0, 1))
             squares[name] = total.reshape(self.jacobian.params[name].shape)
@@ -280,7 +286,10 @@ class RowPass:
         return uses_by_name
 
     def _summed(
-        self, name: str, places: list[tuple[Use, int]], per_cotangent: list[list[Tensor]]
+        self,
+        name: str,
+        places: list[tuple[Use, int]],
+        per_cotangent: Sequence[Sequence[Tensor] | Mapping[int, Tensor]],
     ) -> Iterator[tuple[slice, Tensor]]:
         """Gradients of one parameter over all its uses, [b, D, p], for pieces of the rows."""
         if not len(self.outputs):
@@ -313,7 +322,7 @@ def one_hot(outputs: Tensor) -> Iterator[Tensor]:
         yield v.reshape(outputs.shape)
 
 
-def _one_position(use: Use, point: int, gradients: list[Tensor]) -> Tensor | None:
+def _one_position(use: Use, point: int, gradients: Mapping[int, Tensor]) -> Tensor | None:
     """Sum of squares where a weight acts once a row: (g^2)^T a^2, without a gradient for each row."""
     if not isinstance(use, ProductUse) or use.groups > 1 or use.outputs != len(use.weight):
         return None

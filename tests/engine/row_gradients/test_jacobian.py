@@ -234,6 +234,26 @@ def test_single_and_half_precision(case: str, bfloat16: bool) -> None:
     assert row_pass.columns(torch.ones_like(row_pass.outputs)).dtype == (torch.bfloat16 if bfloat16 else torch.float32)
 
 
+@pytest.mark.parametrize("case", ["encoder", "batch norm", "general lstm", "general weight norm"])
+def test_products_alone_in_half_precision(case: str) -> None:
+    module, x = CASES[case][0], CASES[case][1]
+    net, x = network(module, dtype=torch.float32), map_tensors(lambda t: t.float() if t.is_floating_point() else t, x)
+    row_pass = Jacobian(net, net.params(), x).at(x)
+    v = torch.randn(row_pass.outputs.shape, generator=torch.Generator().manual_seed(0))
+    exact, short = row_pass.squares(v), row_pass.squares(v, dtype=torch.bfloat16)
+    products = row_pass.products()
+    for name, value in exact.items():
+        assert short[name].dtype == value.dtype
+        if name in products:
+            assert 0 < float((short[name] - value).norm()) < 0.01 * float(value.norm()), name
+        else:
+            assert torch.equal(short[name], value), name
+    columns = row_pass.columns(v)
+    total = torch.ones(columns.shape, dtype=torch.bfloat16)
+    row_pass.add_columns(v, total)
+    assert float((total.float() - 1 - columns).norm()) < 0.02 * float((columns + 1).norm())
+
+
 def test_no_rows_and_no_weights() -> None:
     x, net = normal(4), network(Custom(lambda s, x: s.a(x) @ s.b, a=nn.Linear(4, 3), b=(3, 2)))
     row_pass = Jacobian(net, net.params(), x).at(x[:0])
