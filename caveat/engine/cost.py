@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from caveat.batches import Inputs
+from caveat.engine.torch_settings import plain_attention
 from caveat.network import Network, Params
 from caveat.rows import free_of_gpu
 
@@ -85,8 +86,11 @@ def words(count: int) -> str:
 
 
 def forward_flops(network: Network, params: Params, x: Inputs) -> float:
-    """Floating-point operations of one forward pass over these inputs, by torch's own formulas."""
-    with torch.no_grad(), FlopCounter() as counter:
+    """Floating-point operations of one forward pass over these inputs, by torch's own formulas.
+
+    There is none for the fused layers of transformers that torch has for inference: ordinary operations are counted.
+    """
+    with torch.no_grad(), plain_attention(), FlopCounter() as counter:
         network(params, x)
     return float(counter.total)
 

@@ -174,7 +174,7 @@ class SampledLaplace(Method):
         said = [*([] if tuned is None else tuned.warnings), *(text for note in notes for text in note["warnings"])]
         run.warnings.extend(text for text in dict.fromkeys(said) if text not in run.warnings)
         report = _report(precisions, tuned, notes, names) | {"g_prior": scaled, "rows": linear.model.features.rows}
-        report |= linear.features.way() | {"solver": type(solver).__name__}
+        report |= linear.way() | {"solver": type(solver).__name__}
         if linear.scale is not None and scaled:
             report["without_curvature"] = int((linear.scale == 0).sum())
         state = SampleState(params, hyper, tuple(samples for samples, _ in groups_of_samples))

@@ -12,7 +12,17 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from caveat.engine import cost
-from caveat.engine.cost import FlopCounter, free_bytes, peak_bytes, refuse_if_too_large, reset_peak, words
+from caveat.engine.cost import (
+    FlopCounter,
+    forward_flops,
+    free_bytes,
+    peak_bytes,
+    refuse_if_too_large,
+    reset_peak,
+    words,
+)
+from caveat.likelihoods import Categorical
+from caveat.network import Network
 
 CPU = torch.device("cpu")
 
@@ -93,6 +103,16 @@ def test_operations_are_those_that_torch_counts(module: nn.Module, graph: bool) 
         module(x)
     assert counter.total == expected.get_total_flops()
     assert counter.total or not graph or "LSTM" in str(module)  # torch has no formula for fused ones
+
+
+def test_a_pass_through_layers_that_torch_fuses_for_inference_is_counted() -> None:
+    d, tokens = 64, 9
+    module = nn.TransformerEncoderLayer(d, 4, 32, batch_first=True)
+    network = Network(module, Categorical())
+    x = torch.randn(2, tokens, d)
+    products = 2 * tokens * 2 * (4 * d * d + 2 * d * 32)  # but for those of attention, which torch may not count
+    assert products <= forward_flops(network, network.params(), x) < 1.2 * products
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_the_compiler_is_imported_for_training_alone() -> None:

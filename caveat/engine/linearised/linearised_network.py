@@ -66,6 +66,15 @@ class NetworkModel:
     negligible: float = 0.0  # the share of the information that rows left out of the curvature may hold
     by_rows: "NetworkModel | None" = None  # with a coordinate for each output of each row, where these are few
 
+    def way(self) -> dict[str, str]:
+        """Which products ran, and why; for `info`."""
+        rows = self.by_rows
+        if rows is None:
+            return self.features.way()
+        return self.features.way() | {
+            "matrix": f"over {rows.features.size:,} rows x outputs, by which systems are solved"
+        }
+
     @cached_property
     def model(self) -> LinearModel:
         """The linear model in those coordinates, with the curvature at w; its prior is to be given."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caveat.engine.cost import free_bytes
+from caveat.engine.cost import free_bytes, refuse_if_too_large
 from caveat.engine.linear_model import EXACT_UP_TO, DenseFeatures
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.held_features import PRODUCTS, HeldFeatures
@@ -31,6 +31,7 @@ _SLICE_BYTES = {"cpu": 2**30, "cuda": 2**36}
 _MATRICES = 8  # of this side, in float64, that are held at a time
 _FASTER = {"cpu": 1, "cuda": 4}  # products of large matrices than passes through a network
 _FACTORS = 10  # of the matrix under different priors
+_AT_ONCE = {"cpu": 2**14, "cuda": 2**18}  # weights whose products are added at once, between which progress is told
 
 
 def row_space_pays(features: NetworkFeatures, forward_flops: float) -> bool:
@@ -40,7 +41,7 @@ def row_space_pays(features: NetworkFeatures, forward_flops: float) -> bool:
     """
     n, m, d, kind = features.rows, features.outputs, features.size, features.device.type
     side = n * m
-    if side > min(EXACT_UP_TO[kind], d):
+    if features.float16 or side > min(EXACT_UP_TO[kind], d):  # errors of its passes are no rounding of each weight's
         return False
     if kind == "cuda":
         card = torch.cuda.get_device_properties(features.device).total_memory
@@ -54,10 +55,20 @@ def row_space_pays(features: NetworkFeatures, forward_flops: float) -> bool:
 def outer_products(
     features: NetworkFeatures, scale: Tensor | None, counted: Callable[[int, int], None] | None = None
 ) -> Tensor:
-    """K [N, N] in float64, for units [d] of the weights; `counted` hears of weights so far, of how many."""
+    """K [N, N] in float64, for units [d] of the weights.
+
+    `counted` hears of weights so far, of how many: half of a slice are done when it is made, all when it is added.
+    """
     n, m, d, device = features.rows, features.outputs, features.size, features.device
     short = features.dtype == torch.float32 and sums_in_float32(device)
     dtype = torch.bfloat16 if short else features.dtype
+    matrix, slice_bytes = 8 * (n * m) ** 2, min(_SLICE_BYTES["cpu"], n * m * d * dtype.itemsize)
+    refuse_if_too_large(
+        f"a matrix over {n:,} rows x {m:,} outputs, with its factors,",
+        max(_MATRICES * matrix, 2 * matrix + slice_bytes),
+        device,
+        "give the solver as ConjugateGradients()",
+    )
     total = torch.zeros(n * m, n * m, dtype=features.dtype, device=device)
     room = _SLICE_BYTES[device.type]
     if device.type == "cuda":
@@ -65,21 +76,25 @@ def outer_products(
     slices = math.ceil(n * m * d * dtype.itemsize / room)
     network, plans = features.network.restricted(features.names), Plans()
     few, _ = next(features.data.batches([torch.arange(min(3, n))], device))
+    counted = counted or (lambda done, of: None)
     for index in torch.arange(d).split(math.ceil(d / slices)):
-        jacobian = Jacobian(network, features.params, few, index, bfloat16=features.float16, plans=plans)
+        before = int(index[0])
+        jacobian = Jacobian(network, features.params, few, index, plans=plans)
         part = torch.zeros(n, m, len(index), dtype=dtype, device=device)
         order = list(torch.arange(n).split(evenly(n, jacobian.rows_at_once(columns=1))))
         for rows, (x, _) in zip(order, features.data.batches(order, device), strict=True):
             row_pass, mine = jacobian.at(x), part[int(rows[0]) : int(rows[-1]) + 1]
             for output, v in enumerate(one_hot(row_pass.outputs)):
                 row_pass.add_columns(v, mine[:, output])
+            counted(before + len(index) * (int(rows[-1]) + 1) // (2 * n), d)
         if scale is not None:
             part *= scale[index.to(device)]
-        flat = part.flatten(0, 1).T
-        add_products(total, [(flat, flat)])
-        del part, flat  # before the next is made: two would be held at once
-        if counted is not None:
-            counted(int(index[-1]) + 1, d)
+        added = 0
+        for columns in part.flatten(0, 1).T.split(_AT_ONCE[device.type]):
+            add_products(total, [(columns, columns)])
+            added += len(columns)
+            counted(before + (len(index) + added) // 2, d)
+        del part, columns  # before the next is made: two would be held at once
     mirror(total)
     finite = total.diagonal().isfinite()
     if not finite.all():

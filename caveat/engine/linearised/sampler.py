@@ -75,7 +75,8 @@ class Sampler:
         part = run.child("sketch")
         earlier = part.appended("sketch")
         if linear.by_rows is not None:  # whose matrix is that of the weights' model, and too large to be kept
-            by_rows = solver.prepare(linear.by_rows.model)
+            with part.counting("product") as counted:
+                by_rows = solver.prepare(linear.by_rows.model, counted=counted)
             prepared = solver.prepare(linear.model, stored=by_rows.tensors())
             return cls(linear, prepared, run, run.seed, flops, by_rows)
         if earlier is None:

@@ -7,19 +7,20 @@ from torch import Tensor
 
 __all__ = ["add_products", "is_large", "mirror", "sums_in_float32"]
 
-BLOCK = 4096  # columns that are updated at once
+LARGE = 4096
+BLOCK = {"cpu": 512, "cuda": 4096}  # columns that are updated at once: half a block of each is above the diagonal
 
 
 def is_large(total: Tensor) -> bool:
     """Whether a total [n, n] is worth another arithmetic."""
-    return len(total) >= BLOCK
+    return len(total) >= LARGE
 
 
 def add_products(total: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Add left^T right of pairs of matrices [m, n], whose sum is symmetric, to the lower triangle of a total [n, n]."""
-    n, single = len(total), total.dtype == torch.float32
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
+    n, single, width = len(total), total.dtype == torch.float32, BLOCK[total.device.type]
+    for start in range(0, n, width):
+        stop = min(start + width, n)
         target = total[start:, start:stop]
         for whole, other in pairs:
             left, right = whole[:, start:].T, other[:, start:stop]
@@ -31,9 +32,9 @@ def add_products(total: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 def mirror(total: Tensor) -> None:
     """Make the upper triangle of a matrix [n, n] that of the lower one, in place."""
-    n = len(total)
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
+    n, width = len(total), BLOCK[total.device.type]
+    for start in range(0, n, width):
+        stop = min(start + width, n)
         square = total[start:stop, start:stop]
         square.tril_().diagonal().mul_(0.5)
         square.copy_(square + square.T)

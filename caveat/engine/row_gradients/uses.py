@@ -105,14 +105,24 @@ class LookupUse(Use):
         return tokens, g if self.ignored is None else g * (tokens != self.ignored).unsqueeze(-1)
 
     def chosen(self, g: Tensor, entries: "ChosenEntries") -> Tensor:
-        """Sums over the positions that hold each chosen token."""
+        """Sums over the positions that hold each chosen token; where many are chosen, added up where their place is."""
         tokens, g = self._flat(g, slice(None))
+        if len(entries.index) > self.table.shape[1]:
+            return self._added_up(tokens, g, entries.index)
         step = max(1, working_numbers(g) // max(tokens.numel(), 1))
         pieces = []
         index, width = entries.index, self.table.shape[1]
         for v, d in zip((index // width).split(step), (index % width).split(step), strict=True):
             pieces.append((g[:, :, d] * (tokens.unsqueeze(-1) == v)).sum(1))
         return torch.cat(pieces, 1)
+
+    def _added_up(self, tokens: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """The same for an ascending index, at a cost by the tokens of each row and not by the entries chosen."""
+        width = self.table.shape[1]
+        wanted = (tokens.unsqueeze(-1) * width + torch.arange(width, device=g.device)).flatten(1)  # [n, T D]
+        place = torch.searchsorted(index, wanted).clamp_max_(len(index) - 1)
+        chosen = torch.where(index[place] == wanted, g.flatten(1), 0.0)
+        return g.new_zeros(len(g), len(index)).scatter_add_(1, place, chosen)
 
     def dense(self, g: Tensor, part: slice) -> Tensor:
         """Gradients added up where their token's row is."""
@@ -122,7 +132,10 @@ class LookupUse(Use):
 
 
 class ChosenEntries:
-    """Chosen entries of a parameter, a flat index [s], and where they are in a weight, found once for all batches."""
+    """Chosen entries of a parameter, a flat index [s], and where they are in a weight, found once for all batches.
+
+    The index is ascending.
+    """
 
     def __init__(self, index: Tensor) -> None:
         self.index = index

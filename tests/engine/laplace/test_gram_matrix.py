@@ -34,7 +34,8 @@ def rows() -> Tensor:
 
 def test_split_products_are_those_of_float32(rows: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     single, half = error(summed(rows), rows), error(summed(rows.bfloat16().float()), rows)
-    monkeypatch.setattr(lower_triangle, "BLOCK", 16)  # several blocks
+    monkeypatch.setitem(lower_triangle.BLOCK, "cpu", 16)  # several blocks
+    monkeypatch.setattr(lower_triangle, "LARGE", 16)
     blocks = summed(rows)
     monkeypatch.setattr(gram_matrix, "_splitting_pays", lambda device: True)
     split = summed(rows)

@@ -188,7 +188,7 @@ def test_the_gram_matrix_in_pieces_of_any_size(
     monkeypatch: pytest.MonkeyPatch, dense: Any, rows: int, block: int, batch: int
 ) -> None:
     monkeypatch.setattr(gram_matrix, "GRAM_ROWS", rows)
-    monkeypatch.setattr(lower_triangle, "BLOCK", block)
+    monkeypatch.setitem(lower_triangle.BLOCK, "cpu", block)
     monkeypatch.setattr(Jacobian, "rows_at_once", lambda self, columns=0: batch)
     found = sweep("categorical")
     by_hand, x, y = reference(dense, found)

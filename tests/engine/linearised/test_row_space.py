@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from caveat import SampledLaplace
+from caveat.engine import cost
 from caveat.engine.linear_model import ConjugateGradients, Tuning
 from caveat.engine.linearised import row_space, sampler
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
@@ -37,12 +38,16 @@ def test_the_matrix_is_the_product_of_the_jacobian_with_itself(
     J, told = dense_jacobian(network, network.names, x), []
     scale = torch.rand(features.size).double() * (torch.rand(features.size) > 0.2)
     monkeypatch.setitem(row_space._SLICE_BYTES, "cpu", 8 * J.numel() / slices)
+    monkeypatch.setitem(row_space._AT_ONCE, "cpu", 5)
     for units in (None, scale):
         phi = (J if units is None else J * units).flatten(0, 1)
         gram = outer_products(features, units, lambda *a: told.append(a))
         torch.testing.assert_close(gram, phi @ phi.T)
     assert told[-1] == (features.size, features.size)
-    assert len(told) == 2 if slices == 1 else len(told) > 6
+    once = [done for done, _ in told[len(told) // 2 :]]
+    assert once == sorted(once)
+    assert once[0] <= features.size // 2
+    assert features.size // 2 < once[-2] < features.size
 
 
 @pytest.mark.usefixtures("forced")
@@ -136,6 +141,31 @@ def test_layers_have_no_such_matrix_and_bad_rows_are_named() -> None:
         outer_products(linear.features, scale)
 
 
+@pytest.mark.usefixtures("forced")
+def test_too_little_memory_is_said_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "free_bytes", lambda device: 2_000_000)
+    monkeypatch.setattr(row_space, "Jacobian", lambda *a, **k: pytest.fail("the work began"))
+    with pytest.raises(MemoryError, match=r"60 rows x 3 outputs.* needs 2.1 MB, 2.0 MB are free.*ConjugateGradients"):
+        fitted("Categorical", SampledLaplace(samples=2, g_prior=False))
+
+
+@pytest.mark.usefixtures("forced")
+def test_it_is_said_and_its_progress_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, int] = {}
+    real = Run.bar
+
+    def bar(self: Run, total: int, unit: str, *a: Any, **k: Any) -> Any:
+        told[unit] = told.get(unit, 0) + 1
+        return real(self, total, unit, *a, **k)
+
+    monkeypatch.setattr(Run, "bar", bar)
+    posterior = fitted("Categorical", SampledLaplace(samples=2, g_prior=False))
+    assert {"weight", "product", "step", "sample"} <= set(told)
+    assert posterior.info.diagnostics["matrix"] == "over 180 rows x outputs, by which systems are solved"
+    gradients = fitted("Categorical", SampledLaplace(samples=2, g_prior=False, solver=ConjugateGradients()))
+    assert "matrix" not in gradients.info.diagnostics
+
+
 def test_it_pays_where_rows_and_outputs_are_fewer_than_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     module, x = CASES["in place"]()
@@ -146,5 +176,8 @@ def test_it_pays_where_rows_and_outputs_are_fewer_than_weights(monkeypatch: pyte
     monkeypatch.setitem(row_space.EXACT_UP_TO, "cpu", N * features.outputs - 1)
     assert not row_space_pays(features, 1e6)
     monkeypatch.undo()
+    features.float16 = True
+    assert not row_space_pays(features, 1e6), "a matrix of passes in half precision is that of another network"
+    features.float16 = False
     features.size = N * features.outputs - 1
     assert not row_space_pays(features, 1e6)
