@@ -82,12 +82,17 @@ class PreparedExact:
         factor, report = self._of_precision(model), SolveReport()
         z = _solved(model, factor, system.prior, system)
         squares = inner(system.right, system.right)
+        best: tuple[Tensor, Tensor, Tensor] | None = None
         for _ in range(_AGAIN):
             image = model.curvature(z)
             residual = system.right - image - model.precision * z
             report.iterations, report.vectors = report.iterations + 1, report.vectors + 2 * len(z)
             report.residuals = relative(inner(residual, residual), squares)
             report.history.append((report.vectors, float(report.residuals.max())))
+            if best is not None and not float(report.residuals.max()) < float(best[2].max()):
+                z, image, report.residuals = best  # G is too coarse for so weak a prior: steps lead further off
+                break
+            best = z, image, report.residuals
             if float(report.residuals.max()) <= self.knobs.tolerance / 10 or report.iterations == _AGAIN:
                 break
             z = z + _solved(model, factor, residual / model.precision, None)

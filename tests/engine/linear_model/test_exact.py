@@ -98,3 +98,17 @@ def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(exact.EXACT_UP_TO, "cpu", 23)
     with pytest.raises(ValueError, match=r"matrix of side 24 .*more than 23: use ConjugateGradients\(\)"):
         Exact().prepare(model_of())
+
+
+def test_a_matrix_too_coarse_for_a_weak_prior_takes_a_solve_no_further_off() -> None:
+    model = model_of()
+    one = model.with_precision(torch.ones(1, dtype=torch.float64))
+    gram = Exact().prepare(one).gram
+    error = 1e-3 * normal(*gram.shape, seed=7)
+    coarse = Exact().prepare(model, stored={"gram": gram + error + error.T})
+    weak = model.with_precision(torch.full((1,), 1e-4, dtype=torch.float64))
+    report = coarse.solve(weak, SampleRandomness(weak, 4, seed=0).system(weak)).report
+    seen = [residual for _, residual in report.history]
+    assert seen[-1] > seen[0], "it would go further off"
+    assert float(report.residuals.max()) == min(seen)
+    assert not report.converged
