@@ -53,7 +53,7 @@ def main() -> None:
         "--page", type=Path, help="a page whose part `networks` is written from the rows that are there"
     )
     parser.add_argument("--packages", help="a folder with more packages")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds of the processor for a cell")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of the processor for a cell")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("third_party.csv"))
     parser.add_argument("--points", type=Path, default=Path("runs/third_party"), help="where trained points are kept")
     arguments = parser.parse_args()
