@@ -98,6 +98,11 @@ class PreparedExact:
             z = z + _solved(model, factor, residual / model.precision, None)
         report.converged = bool((report.residuals <= self.knobs.tolerance).all())
         report.stood_still = not report.converged
+        if not report.converged:
+            report.warnings.append(
+                "the matrix over rows and outputs has too few digits for so weak a prior: solver=ConjugateGradients() "
+                "needs none"
+            )
         if self.progress is not None:
             self.progress(report.passes, float(report.residuals.max()))
         return Solution(z, image, report)

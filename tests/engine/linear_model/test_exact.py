@@ -88,6 +88,7 @@ def test_single_precision_is_told_where_it_is_too_coarse(precision: float, fine:
     solution = Exact(tolerance=1e-3 if fine else 1e-9).prepare(model).solve(model, system)
     assert solution.report.converged is fine
     assert solution.report.stood_still is not fine
+    assert any("ConjugateGradients() needs none" in text for text in solution.report.warnings) is not fine
     if fine:
         H = dense_precision("full", "one") + (precision - 0.3) * torch.eye(50).double()
         wanted = torch.linalg.solve(H, system.right.double().T).T
