@@ -440,3 +440,12 @@ def test_how_far_work_on_a_gpu_is_from_the_floor() -> None:
     sentence = f"ResNet-20-FRN makes {few} chain-images a second on an H200 in batches of 80 with eight chains"
     assert sentence in words("methods/sgmcmc.md")
     assert f"and {many} in batches of 500 with four" in words("methods/sgmcmc.md")
+
+
+def test_how_long_few_rows_take() -> None:
+    page, rows = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8"), read("benchmarks/few_rows.csv")
+    for case in {row["case"] for row in rows}:
+        exact, gradients = (row for row in rows if row["case"] == case)
+        assert (exact["solver"], gradients["solver"]) == ("Exact", "ConjugateGradients")
+        found = [f"{exact[name]}, {gradients[name]}" for name in ("precision", "effective dimension")]
+        assert line(case, f"**{exact['seconds']} s**", f"{gradients['seconds']} s", *found) in page
