@@ -155,6 +155,7 @@ class SampledLaplace(Method):
             negligible=self.negligible,
             exact=self.solver == "auto" or isinstance(self.solver, Exact),
             precisions=len(names),
+            coarse=self.precision == "evidence",
             block_rows=self.block_rows,
             float16=self.arithmetic == "float16",
         )

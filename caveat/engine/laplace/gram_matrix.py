@@ -22,7 +22,7 @@ from torch import Tensor
 
 from caveat.engine.cost import working_numbers
 from caveat.engine.laplace.memory import GRAM_ROWS
-from caveat.engine.row_gradients import add_products, is_large, mirror, sums_in_float32
+from caveat.engine.row_gradients import add_products, is_large, mirror, split, sums_in_float32
 
 __all__ = ["GramMatrix"]
 
@@ -72,7 +72,7 @@ class GramMatrix:
         self.waiting = []
         single = self.total.dtype == f.dtype == torch.float32
         splits = single and is_large(self.total) and _splitting_pays(f.device)
-        add_products(self.total, _split(f) if splits else [(f, f)])
+        add_products(self.total, split(f) if splits else [(f, f)])
 
     def symmetric(self) -> Tensor:
         """The whole of H [n, n], both triangles, in the order of the weights."""
@@ -81,13 +81,6 @@ class GramMatrix:
             return self.total
         back = self.order.flatten().argsort()
         return self.total.index_select(0, back).index_select(1, back)
-
-
-def _split(f: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Pairs in bfloat16 whose products, left^T right, sum to F^T F but for rounding."""
-    high = f.bfloat16()
-    low = (f - high).bfloat16()
-    return [(high, high), (high, low), (low, high)]
 
 
 @functools.cache

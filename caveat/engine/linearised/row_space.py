@@ -8,7 +8,8 @@ through the network, then, and samples of the weights are solved for by the same
 
 K is summed from slices of the Jacobian. Rounding J to bfloat16 leaves a K that is the product of a matrix with itself:
 as if every weight's derivatives were off by a part in a thousand, each by itself, which neither the sum over millions
-of them nor the solves, whose residuals are taken through the network, notice.
+of them nor the solves, whose residuals are taken through the network, notice under a prior that the evidence has found.
+Under one that is given, and may be far weaker, what bfloat16 leaves of J counts as well.
 """
 
 import math
@@ -23,7 +24,7 @@ from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.held_features import PRODUCTS, HeldFeatures
 from caveat.engine.linearised.jacobian_features import NetworkFeatures
 from caveat.engine.linearised.linearised_network import NetworkModel
-from caveat.engine.row_gradients import Jacobian, Plans, add_products, evenly, mirror, one_hot, sums_in_float32
+from caveat.engine.row_gradients import Jacobian, Plans, add_products, evenly, mirror, one_hot, split, sums_in_float32
 
 __all__ = ["in_row_space", "outer_products", "row_space_pays"]
 
@@ -53,15 +54,19 @@ def row_space_pays(features: NetworkFeatures, forward_flops: float) -> bool:
 
 
 def outer_products(
-    features: NetworkFeatures, scale: Tensor | None, counted: Callable[[int, int], None] | None = None
+    features: NetworkFeatures,
+    scale: Tensor | None,
+    counted: Callable[[int, int], None] | None = None,
+    *,
+    coarse: bool = False,
 ) -> Tensor:
-    """K [N, N] in float64, for units [d] of the weights.
+    """K [N, N] in float64, for units [d] of the weights; a coarse one is from bfloat16 where a GPU has it.
 
     `counted` hears of weights so far, of how many: half of a slice are done when it is made, all when it is added.
     """
     n, m, d, device = features.rows, features.outputs, features.size, features.device
     short = features.dtype == torch.float32 and sums_in_float32(device)
-    dtype = torch.bfloat16 if short else features.dtype
+    dtype = torch.bfloat16 if short and coarse else features.dtype
     matrix, slice_bytes = 8 * (n * m) ** 2, min(_SLICE_BYTES["cpu"], n * m * d * dtype.itemsize)
     refuse_if_too_large(
         f"a matrix over {n:,} rows x {m:,} outputs, with its factors,",
@@ -91,7 +96,7 @@ def outer_products(
             part *= scale[index.to(device)]
         added = 0
         for columns in part.flatten(0, 1).T.split(_AT_ONCE[device.type]):
-            add_products(total, [(columns, columns)])
+            add_products(total, split(columns) if short and not coarse else [(columns, columns)])
             added += len(columns)
             counted(before + (len(index) + added) // 2, d)
         del part, columns  # before the next is made: two would be held at once

@@ -198,6 +198,7 @@ def linearise(
     negligible: float = 0.0,
     exact: bool = True,
     precisions: int = 1,
+    coarse: bool = False,
     block_rows: int | None = None,
     float16: bool = False,
 ) -> tuple[NetworkModel, float]:
@@ -214,6 +215,7 @@ def linearise(
         negligible: the share of the information that rows left out of the curvature may hold.
         exact: hold the Jacobian itself, or a matrix over rows and outputs, where that is the cheaper way.
         precisions: how many the prior has; the matrix is for one.
+        coarse: whether the prior will be no weaker than the evidence has it, for which the matrix may be coarse.
         block_rows: rows in a block of a pass.
         float16: products in float16.
     """
@@ -242,7 +244,7 @@ def linearise(
     if exact and not why and precisions == 1 and row_space_pays(features, flops):
         part = run.child("matrix")
         with part.counting("weight") as counted:
-            gram = outer_products(features, linear.scale, counted)
+            gram = outer_products(features, linear.scale, counted, coarse=coarse)
         linear = replace(linear, by_rows=in_row_space(linear, gram))
         part.gradient_evaluations += 2 * features.outputs
         run.absorb(part)

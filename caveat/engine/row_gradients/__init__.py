@@ -13,7 +13,7 @@ rows are few.
 
 from caveat.engine.row_gradients.jacobian import Jacobian, NotFactoredError, Plans, RowPass, evenly, one_hot
 from caveat.engine.row_gradients.last_layer import LastLayer
-from caveat.engine.row_gradients.lower_triangle import add_products, is_large, mirror, sums_in_float32
+from caveat.engine.row_gradients.lower_triangle import add_products, is_large, mirror, split, sums_in_float32
 from caveat.engine.row_gradients.product_uses import ProductUse
 from caveat.engine.row_gradients.uses import ElementwiseUse
 from caveat.engine.row_gradients.watched_pass import Tape
@@ -32,5 +32,6 @@ __all__ = [
     "is_large",
     "mirror",
     "one_hot",
+    "split",
     "sums_in_float32",
 ]

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["add_products", "is_large", "mirror", "sums_in_float32"]
+__all__ = ["add_products", "is_large", "mirror", "split", "sums_in_float32"]
 
 LARGE = 4096
 BLOCK = {"cpu": 512, "cuda": 4096}  # columns that are updated at once: half a block of each is above the diagonal
@@ -28,6 +28,13 @@ def add_products(total: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
                 target += torch.mm(left, right, out_dtype=target.dtype)
             else:
                 target.addmm_(left.to(target.dtype), right.to(target.dtype))
+
+
+def split(f: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Pairs in bfloat16 whose products, left^T right, sum to F^T F but for rounding."""
+    high = f.bfloat16()
+    low = (f - high).bfloat16()
+    return [(high, high), (high, low), (low, high)]
 
 
 def mirror(total: Tensor) -> None:

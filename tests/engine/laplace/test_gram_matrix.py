@@ -50,7 +50,7 @@ def test_split_products_are_those_of_float32(rows: Tensor, monkeypatch: pytest.M
 
 
 def test_what_is_split_is_left_over_in_the_last_places(rows: Tensor) -> None:
-    (high, _), (_, low), _ = gram_matrix._split(rows)
+    (high, _), (_, low), _ = lower_triangle.split(rows)
     assert float(((high.double() + low.double() - rows.double()) / rows.double()).abs().max()) < 2**-16
     assert high.dtype == low.dtype == torch.bfloat16
 

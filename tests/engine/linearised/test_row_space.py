@@ -1,12 +1,13 @@
 """A linear model with a coordinate for each output of each row: against float64 references, and when it is taken."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from caveat import SampledLaplace
+from caveat import Categorical, Network, SampledLaplace
 from caveat.engine import cost
 from caveat.engine.linear_model import ConjugateGradients, Tuning
 from caveat.engine.linearised import row_space, sampler
@@ -48,6 +49,20 @@ def test_the_matrix_is_the_product_of_the_jacobian_with_itself(
     assert once == sorted(once)
     assert once[0] <= features.size // 2
     assert features.size // 2 < once[-2] < features.size
+
+
+@pytest.mark.parametrize(("coarse", "error"), [(True, 1e-3), (False, 1e-5)])
+def test_a_gpus_matrix_from_bfloat16(coarse: bool, error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_space, "sums_in_float32", lambda device: True)
+    torch.manual_seed(0)
+    module, x = CASES["in place"]()
+    network = network_of(module)
+    J = dense_jacobian(network, network.names, doubled(x)).flatten(0, 1)
+    single = Network(copy.deepcopy(network.module).float().requires_grad_(), Categorical())
+    data = Rows((x.float(), torch.zeros(N, dtype=torch.long)))
+    features = NetworkFeatures(single, single.params(), data)
+    off = outer_products(features, None, coarse=coarse) - J @ J.T
+    assert error / 100 < float(off.norm() / (J @ J.T).norm()) < error
 
 
 @pytest.mark.usefixtures("forced")
