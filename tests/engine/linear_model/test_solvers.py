@@ -260,10 +260,15 @@ def test_a_sketch_takes_two_arrays_of_its_size() -> None:
     phi, rank, cpu = normal(40, 250_000).float(), 32, torch.device("cpu")
     model = LinearModel(DenseFeatures(phi), RowNoise(torch.ones(40, 1)), torch.ones(1))
     sketch(model, 2)
-    reset_peak(cpu)
-    before = peak_bytes(cpu)
-    sketch(model, rank, at_once=2)
-    assert peak_bytes(cpu) - before < 4 * (4 * 250_000 * rank)
+
+    def taken() -> int:
+        reset_peak(cpu)
+        before = peak_bytes(cpu)
+        sketch(model, rank, at_once=2)
+        return peak_bytes(cpu) - before
+
+    # The least of three: the peak is that of the whole process, whatever else it does meanwhile.
+    assert min(taken() for _ in range(3)) < 4 * (4 * 250_000 * rank)
 
 
 def test_a_sketch_that_does_not_fit_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
