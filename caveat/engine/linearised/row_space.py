@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caveat.engine.cost import free_bytes, refuse_if_too_large
+from caveat.engine.cost import free_bytes, refuse_if_too_large, working_numbers
 from caveat.engine.linear_model import EXACT_UP_TO, DenseFeatures
 from caveat.engine.linearised.fisher_noise import LikelihoodNoise
 from caveat.engine.linearised.held_features import PRODUCTS, HeldFeatures
@@ -66,6 +66,7 @@ def outer_products(
     """
     n, m, d, device = features.rows, features.outputs, features.size, features.device
     short = features.dtype == torch.float32 and sums_in_float32(device)
+    in_parts = short and not coarse
     dtype = torch.bfloat16 if short and coarse else features.dtype
     matrix, slice_bytes = 8 * (n * m) ** 2, min(_SLICE_BYTES["cpu"], n * m * d * dtype.itemsize)
     refuse_if_too_large(
@@ -75,6 +76,8 @@ def outer_products(
         "give the solver as ConjugateGradients()",
     )
     total = torch.zeros(n * m, n * m, dtype=features.dtype, device=device)
+    # The parts of a number are copies, of no more than a temporary tensor may hold.
+    at_once = max(1, working_numbers(total) // (n * m)) if in_parts else _AT_ONCE[device.type]
     room = _SLICE_BYTES[device.type]
     if device.type == "cuda":
         room = min(room, (free_bytes(device) or room) // 2)
@@ -95,8 +98,8 @@ def outer_products(
         if scale is not None:
             part *= scale[index.to(device)]
         added = 0
-        for columns in part.flatten(0, 1).T.split(_AT_ONCE[device.type]):
-            add_products(total, split(columns) if short and not coarse else [(columns, columns)])
+        for columns in part.flatten(0, 1).T.split(at_once):
+            add_products(total, split(columns) if in_parts else [(columns, columns)])
             added += len(columns)
             counted(before + (len(index) + added) // 2, d)
         del part, columns  # before the next is made: two would be held at once

@@ -61,7 +61,11 @@ def test_a_gpus_matrix_from_bfloat16(coarse: bool, error: float, monkeypatch: py
     single = Network(copy.deepcopy(network.module).float().requires_grad_(), Categorical())
     data = Rows((x.float(), torch.zeros(N, dtype=torch.long)))
     features = NetworkFeatures(single, single.params(), data)
+    most, real = [], row_space.split
+    monkeypatch.setitem(cost.WORKING_NUMBERS, "cpu", 10 * len(J))
+    monkeypatch.setattr(row_space, "split", lambda columns: (most.append(columns.numel()), real(columns))[1])
     off = outer_products(features, None, coarse=coarse) - J @ J.T
+    assert max(most, default=0) == (0 if coarse else 10 * len(J)), "the parts are copies"
     assert error / 100 < float(off.norm() / (J @ J.T).norm()) < error
 
 
